@@ -1,0 +1,40 @@
+#pragma once
+/// A store in the memory of one process, for ranks that are threads and for tests.
+
+#include <condition_variable>
+#include <map>
+#include <mutex>
+
+#include "dist/store/store.h"
+
+namespace muster {
+
+/// Shared by pointer: each rank's thread uses the same object.
+class HashStore final : public Store {
+ public:
+  Result<void> set(std::string_view key, std::string_view value) override;
+  Result<std::string> get(std::string_view key, Deadline deadline) override;
+  Result<std::optional<std::string>> try_get(std::string_view key) override;
+  Result<int64_t> add(std::string_view key, int64_t delta) override;
+  Result<std::string> compare_set(std::string_view key, std::string_view expected,
+                                  std::string_view desired) override;
+  Result<void> wait(const std::vector<std::string>& keys, Deadline deadline) override;
+  Result<bool> check(const std::vector<std::string>& keys) override;
+  Result<bool> remove(std::string_view key) override;
+  Result<void> append(std::string_view key, std::string_view value) override;
+  Result<int64_t> num_keys() override;
+  Result<std::vector<std::string>> list_keys() override;
+  void cancel() override;
+  [[nodiscard]] std::string describe() const override;
+
+ private:
+  Result<void> wait_locked(std::unique_lock<std::mutex>& lock, std::string_view operation,
+                           const std::vector<std::string>& keys, Deadline deadline);
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::map<std::string, std::string, std::less<>> values_;
+  bool cancelled_ = false;
+};
+
+}  // namespace muster
