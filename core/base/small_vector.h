@@ -61,7 +61,6 @@ class SmallVector {
   T& front() { return data_[0]; }
   const T& front() const { return data_[0]; }
 
-  operator std::span<const T>() const noexcept { return {data_, size_}; }  // NOLINT
   [[nodiscard]] std::span<const T> span() const noexcept { return {data_, size_}; }
 
   void push_back(T value) {
