@@ -2,16 +2,22 @@
 /// A store in the memory of one process, for ranks that are threads and for tests.
 
 #include <condition_variable>
-#include <map>
+#include <memory>
 #include <mutex>
 
 #include "dist/store/store.h"
 
 namespace muster {
+namespace internal {
+class KeyTable;
+}
 
 /// Shared by pointer: each rank's thread uses the same object.
 class HashStore final : public Store {
  public:
+  HashStore();
+  ~HashStore() override;
+
   Result<void> set(std::string_view key, std::string_view value) override;
   Result<std::string> get(std::string_view key, Deadline deadline) override;
   Result<std::optional<std::string>> try_get(std::string_view key) override;
@@ -30,10 +36,11 @@ class HashStore final : public Store {
  private:
   Result<void> wait_locked(std::unique_lock<std::mutex>& lock, std::string_view operation,
                            const std::vector<std::string>& keys, Deadline deadline);
+  [[nodiscard]] Result<void> check_alive(std::string_view operation) const;
 
-  std::mutex mutex_;
+  std::mutex mutex_;  // guards all below
   std::condition_variable changed_;
-  std::map<std::string, std::string, std::less<>> values_;
+  std::unique_ptr<internal::KeyTable> table_;
   bool cancelled_ = false;
 };
 
