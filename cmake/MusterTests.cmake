@@ -1,14 +1,18 @@
-# muster_test(NAME FOLDER LAYERS... [LABEL label] [TIMEOUT seconds]): one GoogleTest binary from all *_test.cpp
-# below tests/FOLDER (other *.cpp there are its helpers), with each case registered in CTest.
+# muster_test(NAME FOLDER LAYERS... [LABEL label] [TIMEOUT seconds] [ALSO folders...]): one GoogleTest binary from all *_test.cpp
+# below tests/FOLDER and the ALSO folders (other *.cpp there are its helpers), with each case registered in CTest.
 function(muster_test name folder)
-  cmake_parse_arguments(ARG "" "LABEL;TIMEOUT" "" ${ARGN})
+  cmake_parse_arguments(ARG "" "LABEL;TIMEOUT" "ALSO" ${ARGN})
   if(NOT ARG_LABEL)
     set(ARG_LABEL unit)
   endif()
   if(NOT ARG_TIMEOUT)
     set(ARG_TIMEOUT 60)
   endif()
-  file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/tests/${folder}/*.cpp)
+  set(patterns "")
+  foreach(part IN ITEMS ${folder} ${ARG_ALSO})
+    list(APPEND patterns ${CMAKE_SOURCE_DIR}/tests/${part}/*.cpp)
+  endforeach()
+  file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${patterns})
   if(NOT sources)
     return()
   endif()
