@@ -143,7 +143,7 @@ bool has_tab_indentation(std::string_view text, YamlProblems& problems) {
     ++line_number;
     const size_t first = line.find_first_not_of(" \t\r");
     const size_t tab = line.find('\t');
-    if (first == std::string::npos || tab == std::string::npos || tab > first) continue;
+    if (tab == std::string::npos || tab > first) continue;
     problems.add({line_number, static_cast<int>(tab) + 1},
                  "a tab must not indent; use spaces only");
     found = true;
