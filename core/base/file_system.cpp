@@ -42,6 +42,20 @@ class PosixWritableFile final : public WritableFile {
         return io_error("write", path_, errno);
       }
       bytes = bytes.subspan(static_cast<size_t>(n));
+      appended_ += n;
+    }
+    start_writeback();
+    return {};
+  }
+  Result<void> overwrite(int64_t offset, std::span<const std::byte> bytes) override {
+    while (!bytes.empty()) {
+      const ssize_t n = ::pwrite(fd_, bytes.data(), bytes.size(), offset);
+      if (n < 0) {
+        if (errno == EINTR) continue;
+        return io_error("write", path_, errno);
+      }
+      bytes = bytes.subspan(static_cast<size_t>(n));
+      offset += n;
     }
     return {};
   }
@@ -56,7 +70,17 @@ class PosixWritableFile final : public WritableFile {
   }
 
  private:
+  // Lets the device write while the caller makes the next bytes; sync() then has little left to do.
+  void start_writeback() {
+    if (appended_ - writeback_begun_ < kWritebackNbytes) return;
+    ::sync_file_range(fd_, writeback_begun_, appended_ - writeback_begun_, SYNC_FILE_RANGE_WRITE);
+    writeback_begun_ = appended_;
+  }
+
+  static constexpr int64_t kWritebackNbytes = int64_t{8} << 20;
   int fd_;
+  int64_t appended_ = 0;
+  int64_t writeback_begun_ = 0;
   std::string path_;
 };
 
@@ -148,6 +172,11 @@ class PosixFileSystem final : public FileSystem {
   }
 };
 }  // namespace
+
+Result<void> WritableFile::overwrite(int64_t offset, std::span<const std::byte> bytes) {
+  return make_error(ErrorCode::kUnimplemented,
+                    "overwrite: this file can only grow; got {} bytes at {}", bytes.size(), offset);
+}
 
 FileSystem& real_file_system() noexcept {
   static PosixFileSystem instance;

@@ -21,6 +21,9 @@ class WritableFile {
   virtual ~WritableFile() = default;
   /// Appends all bytes. @error kIo with errno as text (ENOSPC, EIO, ...)
   virtual Result<void> append(std::span<const std::byte> bytes) = 0;
+  /// Replaces bytes that were appended before; the file's end stays where it is.
+  /// @error kIo; kUnimplemented for files that can only grow
+  virtual Result<void> overwrite(int64_t offset, std::span<const std::byte> bytes);
   /// Returns when the bytes are on the device. @error kIo
   virtual Result<void> sync() = 0;
   virtual Result<void> close() = 0;
