@@ -1,0 +1,76 @@
+#include "core/kernels/parallel.h"
+
+#include <omp.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstdlib>
+#include <exception>
+#include <limits>
+#include <mutex>
+
+namespace muster::kernels {
+namespace {
+int positive_from_environment(const char* name) {
+  const char* text = std::getenv(name);
+  if (text == nullptr) return 0;
+  const long value = std::strtol(text, nullptr, 10);
+  return value > 0 && value < 4096 ? static_cast<int>(value) : 0;
+}
+
+int initial_num_threads() {
+#if defined(__SANITIZE_THREAD__)
+  // libgomp's barriers are invisible to the thread sanitizer.
+  return 1;
+#else
+  if (const int asked = positive_from_environment("OMP_NUM_THREADS"); asked > 0) return asked;
+  const int ranks = std::max(1, positive_from_environment("LOCAL_WORLD_SIZE"));
+  return std::max(1, omp_get_num_procs() / ranks);
+#endif
+}
+
+std::atomic<int>& thread_count() {
+  static std::atomic<int> count{initial_num_threads()};
+  return count;
+}
+
+// The exception of the lowest tile, so that the reported error does not depend on timing.
+struct FirstFailure {
+  std::mutex mutex;
+  int64_t tile = std::numeric_limits<int64_t>::max();
+  std::exception_ptr error;
+
+  void keep(int64_t failed_tile) {
+    const std::lock_guard<std::mutex> lock(mutex);
+    if (failed_tile >= tile) return;
+    tile = failed_tile;
+    error = std::current_exception();
+  }
+};
+}  // namespace
+
+void set_num_threads(int count) {
+  thread_count().store(std::max(1, count), std::memory_order_relaxed);
+  omp_set_num_threads(std::max(1, count));
+}
+
+int num_threads() noexcept { return thread_count().load(std::memory_order_relaxed); }
+
+bool in_parallel_region() noexcept { return omp_in_parallel() != 0; }
+
+namespace internal {
+void run_parallel(int64_t count, void (*call)(const void*, int64_t), const void* context) {
+  FirstFailure failure;
+  const int threads = static_cast<int>(std::min<int64_t>(num_threads(), count));
+#pragma omp parallel for schedule(static) num_threads(threads)
+  for (int64_t k = 0; k < count; ++k) {
+    try {
+      call(context, k);
+    } catch (...) {
+      failure.keep(k);
+    }
+  }
+  if (failure.error) std::rethrow_exception(failure.error);
+}
+}  // namespace internal
+}  // namespace muster::kernels
