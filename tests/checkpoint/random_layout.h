@@ -8,7 +8,7 @@
 
 #include "checkpoint/plan/box.h"
 
-namespace muster::checkpoint::testing {
+namespace muster::checkpoint {
 
 using Rng = std::mt19937_64;
 
@@ -58,4 +58,4 @@ inline Box random_box(Rng& rng, const Dims& sizes) {
   return box;
 }
 
-}  // namespace muster::checkpoint::testing
+}  // namespace muster::checkpoint

@@ -8,7 +8,6 @@
 
 namespace muster::checkpoint {
 namespace {
-using namespace checkpoint::testing;  // NOLINT
 using ::testing::HasSubstr;
 
 std::vector<int> first_ranks(int count) {

@@ -5,7 +5,6 @@
 
 namespace muster::checkpoint {
 namespace {
-using namespace checkpoint::testing;  // NOLINT
 using ::testing::HasSubstr;
 using ::testing::Optional;
 
