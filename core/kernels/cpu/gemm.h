@@ -21,7 +21,7 @@ struct GemmOptions {
 
 /// out = alpha * a @ b + beta * out + bias. K = 0 gives beta * out + bias.
 /// @shape a [M, K], b [K, N], out [M, N], any strides; `out` must not overlap itself, a or b
-/// @error kInvalidArgument  sizes or dtypes do not fit; kUnimplemented for bool and small integers
+/// @error kInvalidArgument  sizes or dtypes do not fit; kUnimplemented for bool
 void gemm(const TensorView& out, const TensorView& a, const TensorView& b,
           const GemmOptions& options = {});
 
