@@ -1,5 +1,6 @@
 #pragma once
-/// The autograd key: records a call as a Node when an input requires a gradient, then runs it below.
+/// The autograd key: records a call as a Node when an input requires a gradient, then runs it
+/// below.
 
 namespace muster {
 
