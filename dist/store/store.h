@@ -49,7 +49,7 @@ class Store {
 
   /// Stores `desired` if the value is `expected`, or if the key is missing and `expected` is empty.
   /// Returns what is stored afterwards: `desired` exactly when this call (or an equal one) won, and
-  /// "" when the key is missing still.
+  /// "" when the key is missing still (so an empty `desired` cannot tell).
   /// @source c10d Store::compareSet, which returns `expected` for a missing key: callers there
   ///         cannot tell that nothing was stored
   virtual Result<std::string> compare_set(std::string_view key, std::string_view expected,

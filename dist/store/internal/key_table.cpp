@@ -2,9 +2,7 @@
 
 #include <charconv>
 
-#include "core/base/units.h"
 #include "dist/store/internal/messages.h"
-#include "dist/store/store.h"
 
 namespace muster::internal {
 namespace {
@@ -57,11 +55,7 @@ Result<int64_t> KeyTable::add(std::string_view key, int64_t delta) {
   int64_t before = 0;
   if (const SharedBytes value = find(key)) {
     const std::optional<int64_t> number = parse_counter(value->bytes());
-    if (!number) {
-      return make_error(ErrorCode::kFailedPrecondition,
-                        "add: the value of key {} must be a number; got {}", quote_key(key),
-                        quote_key(value->bytes()));
-    }
+    if (!number) return not_a_counter(key, value->bytes());
     before = *number;
   }
   const auto after =
@@ -93,12 +87,7 @@ Result<void> KeyTable::append(std::string_view key, std::string_view value) {
     set(key, value);
     return {};
   }
-  const int64_t grown = std::ssize(found->second->bytes()) + std::ssize(value);
-  if (grown > Store::kMaxValueNbytes) {
-    return make_error(
-        ErrorCode::kInvalidArgument, "append: a value has at most {}; key {} would have {}",
-        format_bytes({Store::kMaxValueNbytes}), quote_key(key), format_bytes({grown}));
-  }
+  MUSTER_TRY(check_grown_value(key, std::ssize(found->second->bytes()) + std::ssize(value)));
   // A reply that is being sent must keep the bytes that it announced.
   if (found->second.use_count() > 1) found->second = hold(found->second->bytes());
   found->second->append(value);

@@ -63,6 +63,21 @@ Result<void> check_entry(std::string_view operation, std::string_view key, std::
   return {};
 }
 
+Result<void> check_grown_value(std::string_view key, int64_t grown_nbytes) {
+  if (grown_nbytes > Store::kMaxValueNbytes) {
+    return make_error(
+        ErrorCode::kInvalidArgument, "append: a value has at most {}; key {} would have {}",
+        format_bytes({Store::kMaxValueNbytes}), quote_key(key), format_bytes({grown_nbytes}));
+  }
+  return {};
+}
+
+Error not_a_counter(std::string_view key, std::string_view value) {
+  return make_error(ErrorCode::kFailedPrecondition,
+                    "add: the value of key {} must be a number; got {}", quote_key(key),
+                    quote_key(value));
+}
+
 Error missing_keys(std::string_view operation, std::string_view store,
                    std::span<const std::string> missing, Duration waited) {
   return make_error(ErrorCode::kTimeout,

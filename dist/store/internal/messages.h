@@ -24,6 +24,12 @@ Result<void> check_keys(std::string_view operation, std::span<const std::string>
 /// @error kInvalidArgument key or value is above its limit
 Result<void> check_entry(std::string_view operation, std::string_view key, std::string_view value);
 
+/// @error kInvalidArgument APPEND would make the value of `key` this long
+Result<void> check_grown_value(std::string_view key, int64_t grown_nbytes);
+
+/// kFailedPrecondition: ADD on a value that is no number.
+Error not_a_counter(std::string_view key, std::string_view value);
+
 /// kTimeout: the keys that are missing, where, and how long was waited.
 Error missing_keys(std::string_view operation, std::string_view store,
                    std::span<const std::string> missing, Duration waited);
