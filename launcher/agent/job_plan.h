@@ -1,0 +1,38 @@
+#pragma once
+/// What a job needs that is settled once, before any process starts: names, secrets, folders.
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "core/base/result.h"
+#include "launcher/agent/job.h"
+
+namespace muster {
+
+struct JobPlan {
+  JobSpec spec;                  ///< run_id filled in
+  std::string program;           ///< path of spec.command[0]
+  std::string log_dir;           ///< holds attempt_<n>/<local rank>/; "" = no files
+  std::string run_dir;           ///< MUSTER_RUN_DIR, absolute; "" = none
+  std::string incident_dir;      ///< holds incident-<n>.json; "" = none
+  std::string temporary_dir;     ///< removed after a success in which nothing was logged; "" = none
+  bool write_files = false;      ///< all streams go to files, selected or not
+  std::string token;             ///< secret of the job, 32 hexadecimal digits
+  std::string token_id;          ///< public name of the job, marks its processes
+  int64_t first_generation = 1;  ///< of attempt 0
+  int threads_per_worker = 1;    ///< OMP_NUM_THREADS
+  std::vector<std::string> inherited;  ///< environment of the launcher
+};
+
+/// Resolves the program, makes the folders and the names.
+/// @error kNotFound, kInvalidArgument the program; kIo a folder
+Result<JobPlan> make_job_plan(const JobSpec& spec);
+
+/// The folder of one worker in one attempt; "" without log_dir.
+std::string worker_log_dir(const JobPlan& plan, int attempt, int local_rank);
+
+/// CPU cores this process may use: affinity mask and control-group quota, at least 1.
+int allowed_cores();
+
+}  // namespace muster

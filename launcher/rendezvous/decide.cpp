@@ -1,0 +1,123 @@
+#include "launcher/rendezvous/decide.h"
+
+#include <fmt/core.h>
+
+namespace muster {
+namespace {
+using Action = Decision::Action;
+
+// A rank that exits because a peer vanished is a victim: its kernel may close the sockets of the
+// dead one, and so wake the victim, before the dead one itself can be waited for.
+std::optional<size_t> find_cause(const std::vector<RankExit>& exits) {
+  std::optional<size_t> victim;
+  for (size_t i = 0; i < exits.size(); ++i) {
+    const ExitClass exit_class = exits[i].exit.exit_class();
+    if (exit_class == ExitClass::kSuccess) continue;
+    if (exit_class != ExitClass::kPeer) return i;
+    if (!victim) victim = i;
+  }
+  return victim;
+}
+
+bool is_crash(ExitClass exit_class) {
+  return exit_class == ExitClass::kSignal || exit_class == ExitClass::kPeer ||
+         exit_class == ExitClass::kResource;
+}
+
+// Why no restart can help, or "" when one may.
+std::string why_final(const JobView& job, const RestartPolicy& policy, ExitClass exit_class) {
+  switch (exit_class) {
+    case ExitClass::kUser:
+      return "a restart cannot help";
+    case ExitClass::kBug:
+      return "a bug does not go away by a restart";
+    case ExitClass::kData:
+      if (job.data_restarts >= policy.max_data_restarts) {
+        return "the restart from the previous checkpoint did not help";
+      }
+      break;
+    case ExitClass::kSuccess:
+    case ExitClass::kPeer:
+    case ExitClass::kResource:
+    case ExitClass::kSignal:
+    case ExitClass::kUnknown:
+      break;
+  }
+  if (job.attempt < policy.max_restarts) return "";
+  if (policy.max_restarts == 0) return "no restarts are allowed (--max-restarts 0)";
+  return fmt::format("all {} restarts are used", policy.max_restarts);
+}
+
+Decision after_failure(const JobView& job, const RestartPolicy& policy, size_t cause,
+                       TimePoint now) {
+  const RankExit& failed = job.exits[cause];
+  const ExitClass exit_class = failed.exit.exit_class();
+  const std::string what = fmt::format("global rank {} {}", failed.global_rank, failed.exit.text());
+  Decision decision;
+  decision.cause = cause;
+  const TimePoint settled = failed.at + policy.settle;
+  const bool others_run = job.exits.size() < static_cast<size_t>(job.world_size);
+  if (exit_class == ExitClass::kPeer && others_run && now < settled) {
+    decision.reason = fmt::format("wait: {}; the lost peer's own exit is awaited", what);
+    decision.ask_again = settled;
+    return decision;
+  }
+  decision.grace = is_crash(exit_class) ? policy.crash_grace : policy.grace;
+  const std::string final_because = why_final(job, policy, exit_class);
+  if (final_because.empty()) {
+    decision.action = Action::kRestartGroup;
+    decision.reason = fmt::format(
+        "restart {} of {}: {}{}", job.attempt + 1, policy.max_restarts, what,
+        exit_class == ExitClass::kData ? "; from the previous complete checkpoint" : "");
+    return decision;
+  }
+  decision.action = Action::kGiveUp;
+  decision.reason = fmt::format("give up: {}; {}", what, final_because);
+  decision.exit_status = failed.exit.job_exit_status();
+  return decision;
+}
+}  // namespace
+
+std::string_view to_string(Action action) noexcept {
+  switch (action) {
+    case Action::kWait:
+      return "wait";
+    case Action::kStart:
+      return "start";
+    case Action::kRestartGroup:
+      return "restart";
+    case Action::kFinish:
+      return "finish";
+    case Action::kGiveUp:
+      break;
+  }
+  return "give_up";
+}
+
+Decision decide(const JobView& job, const RestartPolicy& policy, TimePoint now) {
+  const std::optional<size_t> cause = find_cause(job.exits);
+  const bool all_ended = job.started && job.exits.size() == static_cast<size_t>(job.world_size);
+  Decision decision;
+  if (all_ended && !cause) {
+    decision.action = Action::kFinish;
+    decision.reason = fmt::format("finish: all {} ranks exited 0", job.world_size);
+  } else if (job.stop_signal) {
+    decision.action = Action::kGiveUp;
+    decision.reason = fmt::format("give up: stopped by {}", signal_name(*job.stop_signal));
+    decision.exit_status = 128 + *job.stop_signal;
+    decision.grace = policy.grace;
+    decision.cause = cause;
+  } else if (!job.started) {
+    decision.action = Action::kStart;
+    decision.reason = fmt::format("start: attempt {} with {} ranks", job.attempt, job.world_size);
+  } else if (cause) {
+    return after_failure(job, policy, *cause, now);
+  } else {
+    decision.reason =
+        fmt::format("wait: {} of {} ranks run", job.world_size - static_cast<int>(job.exits.size()),
+                    job.world_size);
+  }
+  return decision;
+}
+
+}  // namespace muster

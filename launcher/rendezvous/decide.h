@@ -1,0 +1,61 @@
+#pragma once
+/// What the agent does next, from everything it knows at `now`.
+///
+/// decide() is pure: no clock, store, process or log. The agent shows it the job after every event
+/// and carries the answer out. The class of the first failure decides (core/base/error.h); `reason`
+/// is one line for people, logged when it changes and asserted in tests.
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/base/time.h"
+#include "launcher/rendezvous/worker_exit.h"
+
+namespace muster {
+
+/// One rank of the current attempt that has ended by itself.
+struct RankExit {
+  int global_rank = 0;
+  WorkerExit exit;
+  TimePoint at;
+};
+
+/// The job as its agent sees it.
+struct JobView {
+  int world_size = 1;
+  bool started = false;         ///< the current attempt has been started
+  int attempt = 0;              ///< restarts so far
+  int data_restarts = 0;        ///< how many of them answered a failure of class data
+  std::vector<RankExit> exits;  ///< of this attempt, in the order seen, before any was told to stop
+  std::optional<int> stop_signal;  ///< somebody asked the job to stop
+};
+
+/// The limits within which decide() restarts.
+struct RestartPolicy {
+  int max_restarts = 0;
+  int max_data_restarts = 1;  ///< from the previous checkpoint; a second one would read it again
+  /// How long the first failure may stay unexplained when it only says that a peer is gone.
+  Duration settle = 10ms;
+  Duration grace = 30s;        ///< between SIGTERM and SIGKILL
+  Duration crash_grace = 30s;  ///< the same after a crash; 0 kills at once
+};
+
+struct Decision {
+  enum class Action : uint8_t { kWait, kStart, kRestartGroup, kFinish, kGiveUp };
+  Action action = Action::kWait;
+  std::string reason;                  ///< e.g. "restart 2 of 3: global rank 5 exited 75 (peer)"
+  int exit_status = 0;                 ///< of the job, for kFinish and kGiveUp
+  Duration grace{0};                   ///< for the ranks that still run
+  std::optional<size_t> cause;         ///< index in JobView::exits of the failure that decided
+  std::optional<TimePoint> ask_again;  ///< for kWait: decide anew at this time, even without event
+};
+
+/// "wait", "start", "restart", "finish", "give_up".
+std::string_view to_string(Decision::Action action) noexcept;
+
+Decision decide(const JobView& job, const RestartPolicy& policy, TimePoint now);
+
+}  // namespace muster
