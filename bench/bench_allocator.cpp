@@ -2,6 +2,8 @@
 // producer and a consumer thread, and first touch of fresh memory against reuse.
 #include <benchmark/benchmark.h>
 
+#include <array>
+#include <cstdlib>
 #include <cstring>
 
 #include "core/tensor/caching_allocator.h"
