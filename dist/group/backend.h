@@ -1,0 +1,56 @@
+#pragma once
+/// Backend: moves the bytes of one group's operations. ProcessGroup checks, numbers and records.
+///
+/// A backend executes requests of one group in launch order. It compares the contract hash with the
+/// peers' in a header or handshake that it needs anyway. What it cannot do it says by abilities(),
+/// before anything is launched. No backend knows another.
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/tensor/tensor.h"
+#include "dist/group/work.h"
+
+namespace muster {
+
+/// What a backend can do; asked, never tried.
+struct BackendAbilities {
+  bool send_recv = true;
+  bool all_to_all = true;
+  bool survives_peer_death = false;  ///< names a killed peer instead of waiting for the deadline
+};
+
+/// One operation, validated. Tensors are contiguous and stay untouched by the caller until waited.
+struct CollectiveRequest {
+  WorkDescriptor descriptor;
+  std::vector<Tensor> inputs;   ///< what this rank contributes
+  std::vector<Tensor> outputs;  ///< where results go; may be the inputs themselves
+  int root = kNoPeer;           ///< group rank
+  bool async_op = false;        ///< progress without a waiting caller
+};
+
+class Backend {
+ public:
+  virtual ~Backend() = default;
+  Backend() = default;
+  Backend(const Backend&) = delete;
+  Backend& operator=(const Backend&) = delete;
+
+  /// "shm", "gloo", "fake".
+  [[nodiscard]] virtual std::string name() const = 0;
+  [[nodiscard]] virtual BackendAbilities abilities() const = 0;
+  /// Queues the request. Failures come out of wait().
+  [[nodiscard]] virtual std::shared_ptr<Work> launch(CollectiveRequest request) = 0;
+  /// Ends all pending and later operations with kAborted, on this rank at once.
+  /// @thread any
+  virtual void abort(const std::string& reason) = 0;
+  /// Memory that peers reach without a copy; the plain allocator where there is none such.
+  [[nodiscard]] virtual Allocator& communication_allocator() = 0;
+  /// A group of some of this group's ranks. @collective called by exactly these ranks
+  /// @error kTimeout, kPeerLost
+  [[nodiscard]] virtual Result<std::unique_ptr<Backend>> subgroup(
+      const std::string& group_name, const std::vector<int>& group_ranks, Deadline deadline) = 0;
+};
+
+}  // namespace muster

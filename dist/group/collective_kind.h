@@ -1,0 +1,30 @@
+#pragma once
+/// The operations a process group knows, and how values are reduced.
+
+#include <cstdint>
+#include <string_view>
+
+namespace muster {
+
+enum class CollectiveKind : uint8_t {
+  kAllReduce,
+  kAllGather,
+  kReduceScatter,
+  kBroadcast,
+  kReduce,
+  kGather,
+  kScatter,
+  kAllToAll,
+  kSend,
+  kRecv,
+  kBarrier,
+};
+
+enum class ReduceOp : uint8_t { kSum, kAvg, kProduct, kMin, kMax };
+
+/// "all_reduce", "send", ...: the name users call.
+std::string_view to_string(CollectiveKind kind) noexcept;
+/// "sum", "avg", ...
+std::string_view to_string(ReduceOp op) noexcept;
+
+}  // namespace muster

@@ -1,0 +1,309 @@
+#include "dist/group/process_group.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "core/base/hash.h"
+
+namespace muster {
+namespace {
+constexpr size_t kNumKinds = 11;
+
+// "dist/x.cpp:12": the path as the compiler saw it, without leading folders outside the source
+// tree.
+std::string site_text(const std::source_location& site) {
+  const std::string_view path = site.file_name();
+  size_t from = 0;
+  for (const std::string_view root : {"/core/", "/dist/", "/fsdp/", "/pipeline/", "/checkpoint/",
+                                      "/train/", "/tests/", "/bench/", "/examples/"}) {
+    const size_t at = path.rfind(root);
+    if (at != std::string_view::npos) from = std::max(from, at + 1);
+  }
+  return fmt::format("{}:{}", path.substr(from), site.line());
+}
+
+void check_tensor(CollectiveKind kind, const Tensor& tensor, const char* what) {
+  MUSTER_CHECK(tensor.defined() && tensor.is_contiguous(), ErrorCode::kInvalidArgument,
+               "{}: {} must be a contiguous tensor; got {}", to_string(kind), what, tensor);
+}
+
+void check_reduce(CollectiveKind kind, ReduceOp op, const Tensor& tensor) {
+  MUSTER_CHECK(op != ReduceOp::kAvg || is_floating(tensor.dtype()), ErrorCode::kInvalidArgument,
+               "{}: avg needs a floating tensor; got {}", to_string(kind), tensor);
+}
+
+std::string shape_of(const Tensor& tensor) { return to_string(tensor.sizes()); }
+}  // namespace
+
+std::string_view to_string(CollectiveKind kind) noexcept {
+  constexpr std::string_view kNames[kNumKinds] = {
+      "all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "gather",
+      "scatter",    "all_to_all", "send",           "recv",      "barrier"};
+  return kNames[static_cast<size_t>(kind)];
+}
+
+std::string_view to_string(ReduceOp op) noexcept {
+  constexpr std::string_view kNames[] = {"sum", "avg", "product", "min", "max"};
+  return kNames[static_cast<size_t>(op)];
+}
+
+std::string WorkDescriptor::describe() const {
+  std::string text = fmt::format("{} #{} {}{}", to_string(kind), seq, dtype, shape);
+  if (kind == CollectiveKind::kAllReduce || kind == CollectiveKind::kReduceScatter ||
+      kind == CollectiveKind::kReduce) {
+    text += fmt::format(" {}", to_string(op));
+  }
+  if (peer != kNoPeer) text += fmt::format(" peer {}", peer);
+  return text + fmt::format(" in group {} at {}", group, site);
+}
+
+ProcessGroup::ProcessGroup(Options options, std::unique_ptr<Backend> backend)
+    : options_(std::move(options)),
+      backend_(std::move(backend)),
+      sent_(options_.global_ranks.size()),
+      received_(options_.global_ranks.size()),
+      launched_(kNumKinds) {
+  MUSTER_CHECK(group_rank() >= 0 && group_rank() < world_size(), ErrorCode::kInvalidArgument,
+               "process group {}: group rank must be in [0, {}); got {}", name(), world_size(),
+               group_rank());
+}
+
+ProcessGroup::~ProcessGroup() = default;
+
+ProcessGroup::WorkPtr ProcessGroup::launch(CollectiveKind kind, ReduceOp op, int peer,
+                                           std::vector<Tensor> outputs, std::vector<Tensor> inputs,
+                                           const std::string& contract_shape, bool async_op,
+                                           const Site& site) {
+  CollectiveRequest request;
+  WorkDescriptor& descriptor = request.descriptor;
+  const Tensor* first = !inputs.empty() ? &inputs[0] : !outputs.empty() ? &outputs[0] : nullptr;
+  descriptor.kind = kind;
+  descriptor.group = name();
+  descriptor.op = op;
+  descriptor.peer = peer;
+  descriptor.site = site_text(site);
+  descriptor.shape = contract_shape;
+  if (first != nullptr) descriptor.dtype = first->dtype();
+  for (const Tensor& input : inputs) descriptor.numel += input.numel();
+  if (kind == CollectiveKind::kSend) {
+    descriptor.seq = ++sent_[static_cast<size_t>(peer)];
+  } else if (kind == CollectiveKind::kRecv) {
+    descriptor.seq = ++received_[static_cast<size_t>(peer)];
+  } else {
+    descriptor.seq = ++seq_;
+  }
+  // What all ranks must agree on. For a pair, both sides hash the same words.
+  const bool is_pair = kind == CollectiveKind::kSend || kind == CollectiveKind::kRecv;
+  const int src = kind == CollectiveKind::kSend ? group_rank() : peer;
+  const int dst = kind == CollectiveKind::kSend ? peer : group_rank();
+  uint64_t contract = hash_text(name());
+  contract = hash_combine(contract, descriptor.seq);
+  contract = hash_combine(contract, is_pair ? 100 : static_cast<uint64_t>(kind));
+  contract = hash_combine(contract, static_cast<uint64_t>(op));
+  contract = hash_combine(contract, static_cast<uint64_t>(is_pair ? src * 65536 + dst : peer));
+  contract = hash_combine(contract, static_cast<uint64_t>(descriptor.dtype));
+  contract = hash_combine(contract, hash_text(contract_shape));
+  descriptor.contract = contract;
+  request.inputs = std::move(inputs);
+  request.outputs = std::move(outputs);
+  request.root = peer;
+  request.async_op = async_op;
+  ++launched_[static_cast<size_t>(kind)];
+  WorkPtr work = backend_->launch(std::move(request));
+  recorder_.record(work);
+  return work;
+}
+
+void ProcessGroup::check_peer(CollectiveKind kind, int peer) const {
+  MUSTER_CHECK(peer >= 0 && peer < world_size(), ErrorCode::kInvalidArgument,
+               "{}: group rank must be in [0, {}) of group {}; got {}", to_string(kind),
+               world_size(), name(), peer);
+}
+
+ProcessGroup::WorkPtr ProcessGroup::all_reduce(const Tensor& tensor, ReduceOp op, bool async_op,
+                                               Site site) {
+  check_tensor(CollectiveKind::kAllReduce, tensor, "tensor");
+  check_reduce(CollectiveKind::kAllReduce, op, tensor);
+  return launch(CollectiveKind::kAllReduce, op, kNoPeer, {tensor}, {tensor}, shape_of(tensor),
+                async_op, site);
+}
+
+ProcessGroup::WorkPtr ProcessGroup::all_gather_into_tensor(const Tensor& output,
+                                                           const Tensor& input, bool async_op,
+                                                           Site site) {
+  constexpr auto kKind = CollectiveKind::kAllGather;
+  check_tensor(kKind, output, "output");
+  check_tensor(kKind, input, "input");
+  MUSTER_CHECK(output.numel() == input.numel() * world_size() && output.dtype() == input.dtype(),
+               ErrorCode::kInvalidArgument,
+               "all_gather_into_tensor: output must hold {} inputs of the same dtype; got output "
+               "{} and input {}",
+               world_size(), output, input);
+  return launch(kKind, ReduceOp::kSum, kNoPeer, {output}, {input}, shape_of(input), async_op, site);
+}
+
+ProcessGroup::WorkPtr ProcessGroup::all_gather(const std::vector<Tensor>& outputs,
+                                               const Tensor& input, bool async_op, Site site) {
+  constexpr auto kKind = CollectiveKind::kAllGather;
+  check_tensor(kKind, input, "input");
+  MUSTER_CHECK(outputs.size() == static_cast<size_t>(world_size()), ErrorCode::kInvalidArgument,
+               "all_gather: one output for each of {} ranks; got {}", world_size(), outputs.size());
+  std::string shapes;
+  for (const Tensor& output : outputs) {
+    check_tensor(kKind, output, "each output");
+    MUSTER_CHECK(output.dtype() == input.dtype(), ErrorCode::kInvalidArgument,
+                 "all_gather: outputs must have the dtype of the input {}; got {}", input, output);
+    shapes += shape_of(output);
+  }
+  const Tensor& own = outputs[static_cast<size_t>(group_rank())];
+  MUSTER_CHECK(own.numel() == input.numel(), ErrorCode::kInvalidArgument,
+               "all_gather: output {} must have the size of this rank's input {}; got {}",
+               group_rank(), input, own);
+  return launch(kKind, ReduceOp::kSum, kNoPeer, outputs, {input}, shapes, async_op, site);
+}
+
+ProcessGroup::WorkPtr ProcessGroup::reduce_scatter_tensor(const Tensor& output, const Tensor& input,
+                                                          ReduceOp op, bool async_op, Site site) {
+  constexpr auto kKind = CollectiveKind::kReduceScatter;
+  check_tensor(kKind, output, "output");
+  check_tensor(kKind, input, "input");
+  check_reduce(kKind, op, input);
+  MUSTER_CHECK(input.numel() == output.numel() * world_size() && output.dtype() == input.dtype(),
+               ErrorCode::kInvalidArgument,
+               "reduce_scatter_tensor: input must hold {} outputs of the same dtype; got input {} "
+               "and output {}",
+               world_size(), input, output);
+  return launch(kKind, op, kNoPeer, {output}, {input}, shape_of(output), async_op, site);
+}
+
+ProcessGroup::WorkPtr ProcessGroup::broadcast(const Tensor& tensor, int group_src, bool async_op,
+                                              Site site) {
+  check_peer(CollectiveKind::kBroadcast, group_src);
+  check_tensor(CollectiveKind::kBroadcast, tensor, "tensor");
+  return launch(CollectiveKind::kBroadcast, ReduceOp::kSum, group_src, {tensor}, {tensor},
+                shape_of(tensor), async_op, site);
+}
+
+ProcessGroup::WorkPtr ProcessGroup::reduce(const Tensor& tensor, int group_dst, ReduceOp op,
+                                           bool async_op, Site site) {
+  check_peer(CollectiveKind::kReduce, group_dst);
+  check_tensor(CollectiveKind::kReduce, tensor, "tensor");
+  check_reduce(CollectiveKind::kReduce, op, tensor);
+  return launch(CollectiveKind::kReduce, op, group_dst, {tensor}, {tensor}, shape_of(tensor),
+                async_op, site);
+}
+
+ProcessGroup::WorkPtr ProcessGroup::gather(const std::vector<Tensor>& outputs, const Tensor& input,
+                                           int group_dst, bool async_op, Site site) {
+  constexpr auto kKind = CollectiveKind::kGather;
+  check_peer(kKind, group_dst);
+  check_tensor(kKind, input, "input");
+  const size_t wanted = group_rank() == group_dst ? static_cast<size_t>(world_size()) : 0;
+  MUSTER_CHECK(outputs.size() == wanted, ErrorCode::kInvalidArgument,
+               "gather: {} outputs on group rank {} with destination {}; got {}", wanted,
+               group_rank(), group_dst, outputs.size());
+  for (const Tensor& output : outputs) {
+    check_tensor(kKind, output, "each output");
+    MUSTER_CHECK(output.numel() == input.numel() && output.dtype() == input.dtype(),
+                 ErrorCode::kInvalidArgument,
+                 "gather: each output must be like the input {}; got {}", input, output);
+  }
+  return launch(kKind, ReduceOp::kSum, group_dst, outputs, {input}, shape_of(input), async_op,
+                site);
+}
+
+ProcessGroup::WorkPtr ProcessGroup::scatter(const Tensor& output, const std::vector<Tensor>& inputs,
+                                            int group_src, bool async_op, Site site) {
+  constexpr auto kKind = CollectiveKind::kScatter;
+  check_peer(kKind, group_src);
+  check_tensor(kKind, output, "output");
+  const size_t wanted = group_rank() == group_src ? static_cast<size_t>(world_size()) : 0;
+  MUSTER_CHECK(inputs.size() == wanted, ErrorCode::kInvalidArgument,
+               "scatter: {} inputs on group rank {} with source {}; got {}", wanted, group_rank(),
+               group_src, inputs.size());
+  for (const Tensor& input : inputs) {
+    check_tensor(kKind, input, "each input");
+    MUSTER_CHECK(input.numel() == output.numel() && input.dtype() == output.dtype(),
+                 ErrorCode::kInvalidArgument,
+                 "scatter: each input must be like the output {}; got {}", output, input);
+  }
+  return launch(kKind, ReduceOp::kSum, group_src, {output}, inputs, shape_of(output), async_op,
+                site);
+}
+
+ProcessGroup::WorkPtr ProcessGroup::all_to_all(const std::vector<Tensor>& outputs,
+                                               const std::vector<Tensor>& inputs, bool async_op,
+                                               Site site) {
+  constexpr auto kKind = CollectiveKind::kAllToAll;
+  MUSTER_CHECK(backend_->abilities().all_to_all, ErrorCode::kUnimplemented,
+               "all_to_all: backend {} lacks it", backend_->name());
+  const auto world = static_cast<size_t>(world_size());
+  MUSTER_CHECK(outputs.size() == world && inputs.size() == world, ErrorCode::kInvalidArgument,
+               "all_to_all: {} inputs and outputs; got {} and {}", world, inputs.size(),
+               outputs.size());
+  for (const Tensor& tensor : inputs) check_tensor(kKind, tensor, "each input");
+  for (const Tensor& tensor : outputs) check_tensor(kKind, tensor, "each output");
+  // Splits differ by rank, so the backend compares piece sizes pair by pair.
+  return launch(kKind, ReduceOp::kSum, kNoPeer, outputs, inputs, "", async_op, site);
+}
+
+ProcessGroup::WorkPtr ProcessGroup::barrier(bool async_op, Site site) {
+  return launch(CollectiveKind::kBarrier, ReduceOp::kSum, kNoPeer, {}, {}, "", async_op, site);
+}
+
+ProcessGroup::WorkPtr ProcessGroup::send(const Tensor& tensor, int group_dst, bool async_op,
+                                         Site site) {
+  check_peer(CollectiveKind::kSend, group_dst);
+  check_tensor(CollectiveKind::kSend, tensor, "tensor");
+  return launch(CollectiveKind::kSend, ReduceOp::kSum, group_dst, {}, {tensor}, shape_of(tensor),
+                async_op, site);
+}
+
+ProcessGroup::WorkPtr ProcessGroup::recv(const Tensor& tensor, int group_src, bool async_op,
+                                         Site site) {
+  check_peer(CollectiveKind::kRecv, group_src);
+  check_tensor(CollectiveKind::kRecv, tensor, "tensor");
+  return launch(CollectiveKind::kRecv, ReduceOp::kSum, group_src, {tensor}, {}, shape_of(tensor),
+                async_op, site);
+}
+
+void ProcessGroup::run(const WorkPtr& work) {
+  Result<void> result = work->wait(Deadline::after(options_.timeout));
+  if (result.ok()) return;
+  Error error = result.error();
+  for (const std::string& line : recorder_.last(5)) error.add_context("last: " + line);
+  throw error;
+}
+
+Result<std::unique_ptr<ProcessGroup>> ProcessGroup::subgroup(const std::string& name,
+                                                             const std::vector<int>& group_ranks,
+                                                             Deadline deadline) {
+  Options options = options_;
+  options.name = name;
+  options.global_ranks.clear();
+  options.group_rank = -1;
+  for (const int rank : group_ranks) {
+    if (rank < 0 || rank >= world_size()) {
+      return make_error(ErrorCode::kInvalidArgument,
+                        "subgroup {}: ranks must be in [0, {}) of group {}; got {}", name,
+                        world_size(), this->name(), rank);
+    }
+    if (rank == group_rank()) options.group_rank = static_cast<int>(options.global_ranks.size());
+    options.global_ranks.push_back(options_.global_ranks[static_cast<size_t>(rank)]);
+  }
+  if (options.group_rank < 0) {
+    return make_error(ErrorCode::kInvalidArgument,
+                      "subgroup {}: only members call it; group rank {} is none of [{}]", name,
+                      group_rank(), fmt::join(group_ranks, ", "));
+  }
+  std::unique_ptr<Backend> backend = MUSTER_TRY(backend_->subgroup(name, group_ranks, deadline));
+  return std::make_unique<ProcessGroup>(std::move(options), std::move(backend));
+}
+
+void ProcessGroup::abort(const std::string& reason) { backend_->abort(reason); }
+
+uint64_t ProcessGroup::num_launched(CollectiveKind kind) const noexcept {
+  return launched_[static_cast<size_t>(kind)];
+}
+}  // namespace muster

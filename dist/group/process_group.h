@@ -1,0 +1,124 @@
+#pragma once
+/// ProcessGroup: ordered launches on a Backend, with a contract check, a flight recorder and abort.
+///
+/// Every call is numbered and carries a hash of what all ranks must agree on (operation, reduce op,
+/// root, dtype, shape, call order); a rank that does something else is named with both call sites.
+/// Ranks are group ranks throughout. One thread launches on a group at a time.
+
+#include <memory>
+#include <source_location>
+#include <string>
+#include <vector>
+
+#include "dist/group/backend.h"
+#include "dist/group/flight_recorder.h"
+
+namespace muster {
+
+class ProcessGroup {
+ public:
+  struct Options {
+    std::string name = "world";  ///< unique in the job
+    int group_rank = 0;
+    std::vector<int> global_ranks;  ///< of all members, in group order
+    Duration timeout = 30s;         ///< default deadline of run()
+    std::string axis;               ///< mesh axis, for messages
+  };
+
+  ProcessGroup(Options options, std::unique_ptr<Backend> backend);
+  ~ProcessGroup();
+  ProcessGroup(const ProcessGroup&) = delete;
+  ProcessGroup& operator=(const ProcessGroup&) = delete;
+
+  [[nodiscard]] int group_rank() const noexcept { return options_.group_rank; }
+  [[nodiscard]] int world_size() const noexcept {
+    return static_cast<int>(options_.global_ranks.size());
+  }
+  [[nodiscard]] int global_rank() const {
+    return options_.global_ranks[static_cast<size_t>(group_rank())];
+  }
+  [[nodiscard]] const std::vector<int>& global_ranks() const noexcept {
+    return options_.global_ranks;
+  }
+  [[nodiscard]] const std::string& name() const noexcept { return options_.name; }
+  [[nodiscard]] Duration timeout() const noexcept { return options_.timeout; }
+  [[nodiscard]] Backend& backend() noexcept { return *backend_; }
+  [[nodiscard]] Allocator& communication_allocator() { return backend_->communication_allocator(); }
+
+  using Site = std::source_location;
+  using WorkPtr = std::shared_ptr<Work>;
+
+  // All calls below: @collective every rank of the group, in the same order. Tensors are contiguous
+  // and belong to the operation until the Work was waited for. `async_op` lets the operation
+  // progress in the background; without it, it runs inside wait(). A wrong argument throws
+  // kInvalidArgument before anything is launched.
+
+  /// tensor := op over all ranks' tensors, in place. kAvg: floating only.
+  WorkPtr all_reduce(const Tensor& tensor, ReduceOp op = ReduceOp::kSum, bool async_op = false,
+                     Site site = Site::current());
+  /// @shape output [W * n, ...] or [W, n, ...] for input [n, ...]: rank r's input is the r-th piece
+  WorkPtr all_gather_into_tensor(const Tensor& output, const Tensor& input, bool async_op = false,
+                                 Site site = Site::current());
+  /// @shape one output per rank, each of that rank's input sizes (they may differ)
+  WorkPtr all_gather(const std::vector<Tensor>& outputs, const Tensor& input, bool async_op = false,
+                     Site site = Site::current());
+  /// @shape input [W * n, ...] or [W, n, ...] for output [n, ...]: rank r receives the r-th piece
+  /// reduced
+  WorkPtr reduce_scatter_tensor(const Tensor& output, const Tensor& input,
+                                ReduceOp op = ReduceOp::kSum, bool async_op = false,
+                                Site site = Site::current());
+  WorkPtr broadcast(const Tensor& tensor, int group_src, bool async_op = false,
+                    Site site = Site::current());
+  WorkPtr reduce(const Tensor& tensor, int group_dst, ReduceOp op = ReduceOp::kSum,
+                 bool async_op = false, Site site = Site::current());
+  /// `outputs` is empty except on group_dst.
+  WorkPtr gather(const std::vector<Tensor>& outputs, const Tensor& input, int group_dst,
+                 bool async_op = false, Site site = Site::current());
+  /// `inputs` is empty except on group_src.
+  WorkPtr scatter(const Tensor& output, const std::vector<Tensor>& inputs, int group_src,
+                  bool async_op = false, Site site = Site::current());
+  /// Piece j of the inputs goes to rank j; sizes may differ and may be 0.
+  WorkPtr all_to_all(const std::vector<Tensor>& outputs, const std::vector<Tensor>& inputs,
+                     bool async_op = false, Site site = Site::current());
+  WorkPtr barrier(bool async_op = false, Site site = Site::current());
+
+  /// Point to point; numbered per ordered pair of ranks, independent of the collectives. A send is
+  /// buffered: it completes without waiting for the receiver.
+  WorkPtr send(const Tensor& tensor, int group_dst, bool async_op = false,
+               Site site = Site::current());
+  WorkPtr recv(const Tensor& tensor, int group_src, bool async_op = false,
+               Site site = Site::current());
+
+  /// Waits with the group's timeout and throws what went wrong, with the last operations as
+  /// context.
+  void run(const WorkPtr& work);
+
+  /// A group of some ranks (given as ranks of this group, in the new order), with its own
+  /// numbering.
+  /// @collective called by exactly these ranks @error kTimeout, kPeerLost
+  Result<std::unique_ptr<ProcessGroup>> subgroup(const std::string& name,
+                                                 const std::vector<int>& group_ranks,
+                                                 Deadline deadline);
+
+  /// Ends all operations of this rank with kAborted. @thread any
+  void abort(const std::string& reason);
+
+  [[nodiscard]] const FlightRecorder& recorder() const noexcept { return recorder_; }
+  /// Collectives launched so far: for tests that count communication.
+  [[nodiscard]] uint64_t num_launched(CollectiveKind kind) const noexcept;
+
+ private:
+  WorkPtr launch(CollectiveKind kind, ReduceOp op, int peer, std::vector<Tensor> outputs,
+                 std::vector<Tensor> inputs, const std::string& contract_shape, bool async_op,
+                 const Site& site);
+  void check_peer(CollectiveKind kind, int peer) const;
+
+  Options options_;
+  std::unique_ptr<Backend> backend_;
+  FlightRecorder recorder_;
+  uint64_t seq_ = 0;
+  std::vector<uint64_t> sent_, received_;  // per peer
+  std::vector<uint64_t> launched_;         // per kind
+};
+
+}  // namespace muster
