@@ -1,0 +1,51 @@
+#pragma once
+/// A drill: a recipe, the faults to inject into its run, and what must be true afterwards.
+///
+/// Files are read as strictly as recipes (launcher/recipe/yaml_document.h): all faults of a file
+/// are told at once, with line and column. A plain value; running it is drill_runner.h's job.
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/base/fault.h"
+#include "core/base/result.h"
+#include "core/base/time.h"
+
+namespace muster {
+
+struct Drill {
+  std::string source;  ///< path of the drill file
+  std::string recipe;  ///< path of the recipe; in the file relative to the file's folder
+
+  struct Launch {
+    int64_t nproc = 1;
+    int64_t max_restarts = 0;
+    Duration limit = 30min;  ///< key `limit`: the longest that one of the two runs may take
+  } launch;
+
+  std::vector<Fault> faults;
+
+  /// What is absent is not checked. That both runs exit 0 and leave no process is always checked.
+  struct Expect {
+    std::optional<int64_t> restarts;
+    std::vector<int64_t> resumed_from_steps;   ///< key `resumed_from_step`: one, or one a restart
+    std::vector<int64_t> skipped_checkpoints;  ///< key `checkpoint_skipped`: steps passed over
+    bool is_bit_identical = false;             ///< key `loss_curve: bit_identical`
+    std::optional<Duration> recovery_limit;    ///< key `recovery: under 10 s`; each restart
+    std::optional<double> loss_limit;          ///< key `loss_below`: loss of the last step
+  } expect;
+};
+
+/// The fault points of the trainer, by the names that a drill may use.
+const std::vector<std::string>& known_fault_points();
+
+/// Reads a drill file. @error kBadRecipe what is wrong, all at once; kNotFound, kIo
+Result<Drill> load_drill(const std::string& path);
+
+/// load_drill of a text that is already in memory; `path` names it and anchors `recipe`.
+Result<Drill> parse_drill(std::string_view text, const std::string& path);
+
+}  // namespace muster

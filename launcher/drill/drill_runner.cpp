@@ -1,0 +1,217 @@
+#include "launcher/drill/drill_runner.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+
+#include "core/base/file_system.h"
+#include "core/base/text.h"
+#include "launcher/agent/random_id.h"
+#include "launcher/drill/progress.h"
+#include "launcher/drill/run_process.h"
+#include "launcher/recipe/recipe.h"
+
+namespace muster {
+namespace {
+constexpr Duration kCompareLimit = 5min;
+
+// The line that is rewritten while a run goes on; plain lines, seldom, where there is no terminal.
+class ProgressDisplay {
+ public:
+  explicit ProgressDisplay(bool shown)
+      : shown_(shown), is_terminal_(::isatty(STDERR_FILENO) == 1) {}
+
+  void show(const std::string& line) {
+    if (!shown_) return;
+    if (is_terminal_) {
+      fmt::print(stderr, "\r\033[K{}", line);
+      std::fflush(stderr);
+    } else if (next_.passed()) {
+      fmt::print(stderr, "{}\n", line);
+      next_ = Deadline::after(10s);
+    }
+  }
+  void finish(const std::string& line) {
+    if (shown_) fmt::print(stderr, "{}{}\n", is_terminal_ ? "\r\033[K" : "", line);
+  }
+
+ private:
+  bool shown_;
+  bool is_terminal_;
+  Deadline next_ = Deadline::after(0s);
+};
+
+std::string text_or_empty(const std::string& path) {
+  return read_text(real_file_system(), path).value_or("");
+}
+
+// One drill on its way; its parts share the options and the id.
+class Runner {
+ public:
+  Runner(const Drill& drill, const DrillOptions& options)
+      : drill_(drill), options_(options), id_entry_("MUSTER_DRILL_ID=" + random_hex(16)) {}
+
+  Result<DrillOutcome> run() {
+    const Recipe recipe = MUSTER_TRY(load_recipe(drill_.recipe, options_.overrides));
+    MUSTER_TRY(check(recipe));
+    DrillOutcome outcome;
+    DrillEvidence& evidence = outcome.report.evidence;
+    outcome.report.drill = drill_.source;
+    evidence.steps = recipe.train.steps;
+    for (RunFacts* facts : {&evidence.reference, &evidence.faulted}) {
+      const bool is_faulted = facts == &evidence.faulted;
+      outcome.interrupted_by = MUSTER_TRY(run_once(recipe, is_faulted, *facts));
+      if (outcome.interrupted_by != 0) return outcome;
+    }
+    if (drill_.expect.is_bit_identical && recipe.checkpoint.every_steps > 0) {
+      evidence.checkpoints = compare_checkpoints(evidence);
+    }
+    outcome.report.checks = judge(drill_.expect, evidence);
+    return outcome;
+  }
+
+ private:
+  // What only the recipe and the drill together can tell, before minutes are spent on it.
+  Result<void> check(const Recipe& recipe) const {
+    MUSTER_TRY(check_recipe(recipe, static_cast<int>(drill_.launch.nproc)));
+    for (size_t i = 0; i < drill_.faults.size(); ++i) {
+      const Fault& fault = drill_.faults[i];
+      if (!fault.step || *fault.step <= recipe.train.steps) continue;
+      return make_error(ErrorCode::kBadRecipe,
+                        "{}: faults[{}].step: must be at most train.steps; got {} of {} steps",
+                        drill_.source, i, *fault.step, recipe.train.steps);
+    }
+    for (const char* name : {"reference", "faulted"}) {
+      const std::string directory = path_join(options_.directory, name);
+      if (!MUSTER_TRY(real_file_system().info(directory)).exists) continue;
+      return make_error(ErrorCode::kFailedPrecondition,
+                        "drill: the folder must not hold an earlier drill, whose checkpoints would "
+                        "be resumed; got {}; remove it or name another one",
+                        directory);
+    }
+    return {};
+  }
+
+  std::vector<std::string> launch_command(const Recipe& recipe, const RunFacts& facts) const {
+    std::vector<std::string> command = options_.launcher;
+    for (std::string part : {std::string("run"), std::string("--nproc-per-node"),
+                             std::to_string(drill_.launch.nproc), std::string("--max-restarts"),
+                             std::to_string(drill_.launch.max_restarts), drill_.recipe}) {
+      command.push_back(std::move(part));
+    }
+    command.insert(command.end(), options_.overrides.begin(), options_.overrides.end());
+    command.push_back("run.dir=" + facts.directory);
+    // A folder that the recipe names would be shared by both runs.
+    if (!recipe.checkpoint.dir.empty()) {
+      command.push_back("checkpoint.dir=" + path_join(facts.directory, "checkpoints"));
+    }
+    return command;
+  }
+
+  // Runs the recipe once. Returns the signal that interrupted it, or 0.
+  Result<int> run_once(const Recipe& recipe, bool is_faulted, RunFacts& facts) {
+    facts.name = is_faulted ? "faulted" : "reference";
+    facts.directory = path_join(options_.directory, facts.name);
+    MUSTER_TRY(real_file_system().make_directories(facts.directory));
+    const std::string events_path = facts.directory + ".agent_events.jsonl";
+    std::vector<std::string> changes = {id_entry_, "MUSTER_EVENTS=" + events_path};
+    changes.push_back(is_faulted ? "MUSTER_FAULTS=" + encode_faults(drill_.faults)
+                                 : std::string("MUSTER_FAULTS"));
+
+    MetricsFollower follower(path_join(facts.directory, "metrics.jsonl"));
+    ProgressMeter meter(facts.name, recipe.train.steps);
+    ProgressDisplay display(options_.shows_progress);
+    display.show(meter.line());
+    const auto look = [&] {
+      const int64_t now_ns = real_clock().now().time_since_epoch().count();
+      const std::vector<StepRecord> steps = follower.read_new();
+      for (const StepRecord& step : steps) meter.saw(step, now_ns);
+      if (!steps.empty()) display.show(meter.line());
+    };
+    const ProcessOutcome outcome = MUSTER_TRY(run_process({.command = launch_command(recipe, facts),
+                                                           .environment = environment_with(changes),
+                                                           .output_path = facts.directory + ".log",
+                                                           .limit = drill_.launch.limit,
+                                                           .watched_directory = facts.directory,
+                                                           .on_change = look}));
+    display.finish(meter.line());
+
+    facts.exit_status = outcome.exit_status;
+    facts.timed_out = outcome.timed_out;
+    const std::vector<pid_t> left = processes_with(id_entry_);
+    for (const pid_t pid : left) facts.leftovers.push_back(describe_process(pid));
+    kill_processes(left, id_entry_);
+    facts.first_step_seen_ns = meter.first_step_seen_ns();
+    read_metrics(text_or_empty(path_join(facts.directory, "metrics.jsonl")), facts.records);
+    read_train_events(text_or_empty(path_join(facts.directory, "events.jsonl")), facts.records);
+    read_agent_events(text_or_empty(events_path), facts.records);
+    facts.newest_checkpoint = newest_checkpoint(path_join(facts.directory, "checkpoints"));
+    return outcome.interrupted_by;
+  }
+
+  CheckpointVerdict compare_checkpoints(const DrillEvidence& evidence) const {
+    for (const RunFacts* facts : {&evidence.reference, &evidence.faulted}) {
+      if (!facts->newest_checkpoint) {
+        return {false, fmt::format("the {} run left no complete checkpoint", facts->name)};
+      }
+    }
+    const std::string& a = *evidence.reference.newest_checkpoint;
+    const std::string& b = *evidence.faulted.newest_checkpoint;
+    const auto name_of = [](const std::string& path) { return path.substr(path.rfind('/') + 1); };
+    if (name_of(a) != name_of(b)) {
+      return {false, fmt::format("newest is {} in the reference run and {} in the faulted run",
+                                 name_of(a), name_of(b))};
+    }
+    const std::string output_path = path_join(options_.directory, "checkpoint_diff.json");
+    std::vector<std::string> command = options_.tools;
+    for (const std::string& part :
+         {std::string("ckpt"), std::string("diff"), a, b, std::string("--json")}) {
+      command.push_back(part);
+    }
+    const Result<ProcessOutcome> outcome = run_process({.command = command,
+                                                        .environment = environment_with({}),
+                                                        .output_path = output_path,
+                                                        .limit = kCompareLimit,
+                                                        .watched_directory = "",
+                                                        .on_change = {}});
+    if (!outcome.ok()) return {false, outcome.error().what()};
+    if (outcome->exit_status == 0) {
+      return {true,
+              fmt::format("{}: weights, optimizer and training state, bit-identical", name_of(a))};
+    }
+    const std::string text = text_or_empty(output_path);
+    return {false,
+            fmt::format("{}: ckpt diff exits {}, see {}: {}", name_of(a), outcome->exit_status,
+                        output_path, trim(text.substr(0, std::min<size_t>(text.size(), 400))))};
+  }
+
+  const Drill& drill_;
+  const DrillOptions& options_;
+  const std::string id_entry_;
+};
+}  // namespace
+
+Result<DrillOutcome> run_drill(const Drill& drill, const DrillOptions& options) {
+  MUSTER_TRY(real_file_system().make_directories(options.directory));
+  return Runner(drill, options).run();
+}
+
+std::optional<std::string> newest_checkpoint(const std::string& directory) {
+  const auto names = real_file_system().list(directory);
+  if (!names.ok()) return std::nullopt;
+  static constexpr std::string_view kPrefix = "step-";
+  std::optional<std::string> newest;
+  for (const std::string& name : *names) {  // sorted; the step has leading zeros
+    const std::string path = path_join(directory, name);
+    const bool is_named = name.starts_with(kPrefix) && name.size() > kPrefix.size() &&
+                          std::all_of(name.begin() + kPrefix.size(), name.end(),
+                                      [](char c) { return c >= '0' && c <= '9'; });
+    if (!is_named) continue;
+    const auto manifest = real_file_system().info(path_join(path, "manifest.json"));
+    if (manifest.ok() && manifest->exists) newest = path;
+  }
+  return newest;
+}
+}  // namespace muster
