@@ -51,26 +51,32 @@ void KeyTable::set(std::string_view key, std::string_view value) {
   key_nbytes_ += std::ssize(key) + kEntryOverheadNbytes;
 }
 
-Result<int64_t> KeyTable::add(std::string_view key, int64_t delta) {
+Result<int64_t> KeyTable::sum(std::string_view key, int64_t delta) const {
   int64_t before = 0;
   if (const SharedBytes value = find(key)) {
     const std::optional<int64_t> number = parse_counter(value->bytes());
     if (!number) return not_a_counter(key, value->bytes());
     before = *number;
   }
-  const auto after =
-      static_cast<int64_t>(static_cast<uint64_t>(before) + static_cast<uint64_t>(delta));
+  return static_cast<int64_t>(static_cast<uint64_t>(before) + static_cast<uint64_t>(delta));
+}
+
+Result<int64_t> KeyTable::add(std::string_view key, int64_t delta) {
+  const int64_t after = MUSTER_TRY(sum(key, delta));
   set(key, std::to_string(after));
   return after;
 }
 
+bool KeyTable::matches(std::string_view key, std::string_view expected) const {
+  const SharedBytes value = find(key);
+  return value ? value->bytes() == expected : expected.empty();
+}
+
 KeyTable::CompareSetOutcome KeyTable::compare_set(std::string_view key, std::string_view expected,
                                                   std::string_view desired) {
-  const SharedBytes value = find(key);
-  const bool equal = value ? value->bytes() == expected : expected.empty();
-  if (!equal) return {.stored = value, .written = false};
-  set(key, desired);
-  return {.stored = find(key), .written = true};
+  const bool written = matches(key, expected);
+  if (written) set(key, desired);
+  return {.stored = find(key), .written = written};
 }
 
 bool KeyTable::remove(std::string_view key) {

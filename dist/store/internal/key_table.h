@@ -47,8 +47,12 @@ class KeyTable {
   [[nodiscard]] SharedBytes find(std::string_view key) const;
   [[nodiscard]] bool contains(std::string_view key) const { return values_.contains(key); }
   void set(std::string_view key, std::string_view value);
-  /// @error kFailedPrecondition the value is not a number; nothing changes
+  /// What add() would store. @error kFailedPrecondition the value is not a number
+  [[nodiscard]] Result<int64_t> sum(std::string_view key, int64_t delta) const;
+  /// Stores and returns the sum. @error as sum(); nothing changes
   Result<int64_t> add(std::string_view key, int64_t delta);
+  /// True when the value is `expected`, or the key is missing and `expected` empty.
+  [[nodiscard]] bool matches(std::string_view key, std::string_view expected) const;
   CompareSetOutcome compare_set(std::string_view key, std::string_view expected,
                                 std::string_view desired);
   bool remove(std::string_view key);
