@@ -1,0 +1,11 @@
+#pragma once
+/// Where the recorded results of other programs lie: tests/golden.
+
+#include <string>
+
+namespace muster::testing {
+
+/// The path of a file below tests/golden, e.g. golden_path("tcpstore/raw.jsonl").
+std::string golden_path(const std::string& relative);
+
+}  // namespace muster::testing
