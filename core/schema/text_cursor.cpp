@@ -31,6 +31,12 @@ bool TextCursor::accept(std::string_view token) noexcept {
   return true;
 }
 
+bool TextCursor::accept_word(std::string_view word) noexcept {
+  const size_t end = skip_blanks() + word.size();
+  if (end < text_.size() && (is_letter(text_[end]) || is_digit(text_[end]))) return false;
+  return accept(word);
+}
+
 Result<void> TextCursor::expect(std::string_view token) {
   if (accept(token)) return {};
   return error(fmt::format("\"{}\"", token));
@@ -43,13 +49,20 @@ Result<std::string_view> TextCursor::identifier(std::string_view wanted) {
   return text_.substr(start, at_ - start);
 }
 
-Result<int32_t> TextCursor::positive_integer(std::string_view wanted) {
+Result<int32_t> TextCursor::integer(std::string_view wanted) {
   const size_t start = skip_blanks();
   int32_t value = 0;
   const char* end = text_.data() + text_.size();
   const auto parsed = std::from_chars(text_.data() + start, end, value);
-  if (parsed.ec != std::errc() || value <= 0) return error(wanted);
+  if (parsed.ec != std::errc()) return error(wanted);
   at_ = static_cast<size_t>(parsed.ptr - text_.data());
+  return value;
+}
+
+Result<int32_t> TextCursor::positive_integer(std::string_view wanted) {
+  const size_t start = skip_blanks();
+  const int32_t value = MUSTER_TRY(integer(wanted));
+  if (value <= 0) return error_at(start, wanted);
   return value;
 }
 

@@ -25,10 +25,14 @@ class TextCursor {
 
   /// Consumes `token` if it comes next.
   bool accept(std::string_view token) noexcept;
+  /// Consumes `word` if it comes next as a whole word.
+  bool accept_word(std::string_view word) noexcept;
   /// @error kInvalidArgument when another token comes next
   Result<void> expect(std::string_view token);
   /// Letters, digits and `_`, not starting with a digit. `wanted` describes it in the error.
   Result<std::string_view> identifier(std::string_view wanted);
+  /// @error kInvalidArgument unless a whole number of 32 bits comes next
+  Result<int32_t> integer(std::string_view wanted);
   /// @error kInvalidArgument unless a number in 1 .. 2^31-1 comes next
   Result<int32_t> positive_integer(std::string_view wanted);
   /// Everything up to a `,` or `)` that stands outside quotes and brackets.
