@@ -20,6 +20,8 @@
 
 namespace muster::checkpoint {
 
+class Meeting;
+
 struct CheckpointerOptions {
   std::string directory;   ///< holds the step-* folders; made if missing
   int keep = 2;            ///< newest verified checkpoints to keep; 0 keeps all
@@ -41,6 +43,10 @@ struct LoadRequest {
 
 class Checkpointer {
  public:
+  ~Checkpointer();
+  Checkpointer(const Checkpointer&) = delete;
+  Checkpointer& operator=(const Checkpointer&) = delete;
+
   /// Opens the folder and, on rank 0, removes what dead saves and removals have left there.
   /// @error kIo the folder cannot be made or read; kInvalidArgument options that make no sense
   static Result<std::unique_ptr<Checkpointer>> open(CheckpointerOptions options);
@@ -71,12 +77,16 @@ class Checkpointer {
   [[nodiscard]] const CheckpointerOptions& options() const noexcept { return options_; }
 
  private:
-  explicit Checkpointer(CheckpointerOptions options) : options_(std::move(options)) {}
+  explicit Checkpointer(CheckpointerOptions options);
+  std::unique_ptr<Meeting> new_meeting(const char* kind, int64_t number) const;
+  void finish_meeting(std::unique_ptr<Meeting> meeting);
 
   CheckpointerOptions options_;
   int64_t num_saves_ = 0;  // also the keys of the store: equal on all ranks
   int64_t num_loads_ = 0;
   int failed_saves_in_a_row_ = 0;
+  std::unique_ptr<Meeting>
+      previous_meeting_;             // its keys are removed when all have surely read them
   std::set<std::string> known_bad_;  // save ids that did not load; a new save may replace them
 };
 

@@ -66,14 +66,40 @@ uint64_t digest_box(DType dtype, const Dims& global_sizes, const Box& box,
   const int64_t item = item_nbytes(dtype);
   MUSTER_ASSERT(static_cast<int64_t>(bytes.size()) == numel(box.sizes) * item,
                 "{} bytes for box {} of {}", bytes.size(), to_string(box), dtype);
-  uint64_t sum = 0;
-  if (bytes.empty()) return sum;
-  for_each_run(box, box, full_box(global_sizes), [&](int64_t at, int64_t global_index, int64_t n) {
-    sum += digest_run(dtype,
-                      bytes.subspan(static_cast<size_t>(at * item), static_cast<size_t>(n * item)),
-                      global_index);
-  });
-  return sum;
+  BoxDigest digest(dtype, global_sizes, box);
+  digest.update(bytes);
+  return digest.sum();
+}
+
+BoxDigest::BoxDigest(DType dtype, const Dims& global_sizes, const Box& box)
+    : dtype_(dtype),
+      item_nbytes_(item_nbytes(dtype)),
+      walk_(run_walk(box, box, full_box(global_sizes))),
+      index_(walk_.counts.size(), 0),
+      run_begin_(walk_.begin_b) {}
+
+void BoxDigest::update(std::span<const std::byte> bytes) {
+  MUSTER_ASSERT(static_cast<int64_t>(bytes.size()) % item_nbytes_ == 0, "{} bytes of {}",
+                bytes.size(), to_string(dtype_));
+  while (!bytes.empty()) {
+    const int64_t left = walk_.run_numel - done_in_run_;
+    const int64_t n = std::min<int64_t>(left, static_cast<int64_t>(bytes.size()) / item_nbytes_);
+    const size_t nbytes = static_cast<size_t>(n * item_nbytes_);
+    sum_ += digest_run(dtype_, bytes.first(nbytes), run_begin_ + done_in_run_);
+    bytes = bytes.subspan(nbytes);
+    done_in_run_ += n;
+    if (done_in_run_ == walk_.run_numel) next_run();
+  }
+}
+
+void BoxDigest::next_run() {
+  done_in_run_ = 0;
+  for (size_t d = index_.size(); d-- > 0;) {
+    run_begin_ += walk_.stride_b[d];
+    if (++index_[d] < walk_.counts[d]) return;
+    run_begin_ -= walk_.stride_b[d] * walk_.counts[d];
+    index_[d] = 0;
+  }
 }
 
 uint64_t finish_digest(uint64_t sum, DType dtype, const Dims& global_sizes) noexcept {

@@ -25,6 +25,25 @@ uint64_t digest_run(DType dtype, std::span<const std::byte> bytes, int64_t first
 uint64_t digest_box(DType dtype, const Dims& global_sizes, const Box& box,
                     std::span<const std::byte> bytes);
 
+/// digest_box() for bytes that arrive in pieces of whole elements, in order.
+class BoxDigest {
+ public:
+  BoxDigest(DType dtype, const Dims& global_sizes, const Box& box);
+  void update(std::span<const std::byte> bytes);
+  [[nodiscard]] uint64_t sum() const noexcept { return sum_; }
+
+ private:
+  void next_run();
+
+  DType dtype_;
+  int64_t item_nbytes_;
+  RunWalk walk_;
+  Dims index_;
+  int64_t run_begin_;
+  int64_t done_in_run_ = 0;
+  uint64_t sum_ = 0;
+};
+
 /// The digest of a whole tensor from the sum over all its elements; covers dtype and shape too.
 uint64_t finish_digest(uint64_t sum, DType dtype, const Dims& global_sizes) noexcept;
 

@@ -130,9 +130,9 @@ TEST(Safetensors, JsonErrorsSayWhichByte) {
 TEST(Safetensors, ANulEndsNothing) {
   const std::string text = kEntry;
   EXPECT_THAT(parse(text + std::string(1, '\0') + "}"),
-              FailsWith(ErrorCode::kCorruption, HasSubstr("a NUL at byte 57")));
+              FailsWith(ErrorCode::kCorruption, HasSubstr("a NUL at byte 54")));
   EXPECT_THAT(parse(text + std::string(3, '\0')),
-              FailsWith(ErrorCode::kCorruption, HasSubstr("a NUL at byte 57")));
+              FailsWith(ErrorCode::kCorruption, HasSubstr("a NUL at byte 54")));
 }
 
 TEST(Safetensors, NestingIsLimitedToThreeLevels) {
@@ -243,7 +243,7 @@ TEST(Safetensors, OutputOfTheWriterIsByteStable) {
   EXPECT_EQ(
       header->substr(8),
       R"({"__metadata__":{"format":"pt"},"x":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}})"
-      "    ");
+            "   ");
   EXPECT_EQ((*header)[0], static_cast<char>(header->size() - 8));
 }
 }  // namespace
