@@ -1,0 +1,38 @@
+#include "core/kernels/cpu/rows.h"
+
+namespace muster::kernels::cpu::internal {
+namespace {
+template <typename A>
+void widen(const RowRef& row, A* to) {
+  visit_dtype(row.dtype, [&](auto zero) {
+    using T = decltype(zero);
+    const T* from = static_cast<const T*>(row.data);
+    if constexpr (std::is_floating_point_v<T>) {
+      for (int64_t j = 0; j < row.cols; ++j) to[j] = static_cast<A>(from[j * row.stride]);
+    } else if constexpr (!std::is_integral_v<T>) {
+      for (int64_t j = 0; j < row.cols; ++j) to[j] = static_cast<float>(from[j * row.stride]);
+    }
+  });
+}
+
+template <typename A>
+void narrow(const A* from, const RowRef& row) {
+  visit_dtype(row.dtype, [&](auto zero) {
+    using T = decltype(zero);
+    if constexpr (std::is_floating_point_v<T>) {
+      T* to = static_cast<T*>(row.data);
+      for (int64_t j = 0; j < row.cols; ++j) to[j * row.stride] = static_cast<T>(from[j]);
+    } else if constexpr (!std::is_integral_v<T>) {
+      T* to = static_cast<T*>(row.data);
+      for (int64_t j = 0; j < row.cols; ++j) to[j * row.stride] = T(static_cast<float>(from[j]));
+    }
+  });
+}
+}  // namespace
+
+void widen_row(const RowRef& row, float* to) { widen(row, to); }
+void widen_row(const RowRef& row, double* to) { widen(row, to); }
+void narrow_row(const float* from, const RowRef& row) { narrow(from, row); }
+void narrow_row(const double* from, const RowRef& row) { narrow(from, row); }
+
+}  // namespace muster::kernels::cpu::internal
