@@ -181,6 +181,15 @@ Fault read_fault(const YamlNode& node, size_t index, const Drill::Launch& launch
     return {};
   });
   reader.finish();
+  // Elsewhere nothing is written, so the fault would pass unseen and the drill prove nothing.
+  static const std::vector<std::string> kTearable = {
+      "checkpoint.after_data", "checkpoint.before_commit", "checkpoint.after_commit"};
+  if (fault.action == Fault::Action::kTornWrite && !fault.point.empty() &&
+      std::find(kTearable.begin(), kTearable.end(), fault.point) == kTearable.end()) {
+    problems.add(node.place, fmt::format("faults[{}].point: must be one of {} for torn_write; got "
+                                         "\"{}\"",
+                                         index, join(kTearable), fault.point));
+  }
   return fault;
 }
 

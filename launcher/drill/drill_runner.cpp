@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <utility>
 
 #include "core/base/file_system.h"
 #include "core/base/text.h"
@@ -202,16 +203,19 @@ std::optional<std::string> newest_checkpoint(const std::string& directory) {
   const auto names = real_file_system().list(directory);
   if (!names.ok()) return std::nullopt;
   static constexpr std::string_view kPrefix = "step-";
-  std::optional<std::string> newest;
-  for (const std::string& name : *names) {  // sorted; the step has leading zeros
-    const std::string path = path_join(directory, name);
+  std::string newest;
+  for (const std::string& name : *names) {
     const bool is_named = name.starts_with(kPrefix) && name.size() > kPrefix.size() &&
                           std::all_of(name.begin() + kPrefix.size(), name.end(),
                                       [](char c) { return c >= '0' && c <= '9'; });
     if (!is_named) continue;
-    const auto manifest = real_file_system().info(path_join(path, "manifest.json"));
-    if (manifest.ok() && manifest->exists) newest = path;
+    const auto manifest =
+        real_file_system().info(path_join(path_join(directory, name), "manifest.json"));
+    if (!manifest.ok() || !manifest->exists) continue;
+    // Zero-padded: a longer name is a later step.
+    if (std::pair(name.size(), name) > std::pair(newest.size(), newest)) newest = name;
   }
-  return newest;
+  if (newest.empty()) return std::nullopt;
+  return path_join(directory, newest);
 }
 }  // namespace muster

@@ -27,8 +27,8 @@
 
 namespace muster {
 namespace {
-// The launcher itself gives workers a grace period when it is told to stop; this must be longer.
-constexpr Duration kGrace = 20s;
+// The launcher itself gives workers 30 s when it is told to stop; this must be longer.
+constexpr Duration kGrace = 40s;
 
 // SIGINT and SIGTERM as a descriptor while it lives.
 class SignalWatch {

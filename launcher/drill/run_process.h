@@ -31,7 +31,7 @@ struct ProcessOutcome {
 };
 
 /// Starts the command and waits for it. SIGINT and SIGTERM are passed on as SIGTERM.
-/// @blocks at most `limit` and a grace of 20 s
+/// @blocks at most `limit` and a grace of 40 s
 /// @thread the main thread only
 /// @error  kNotFound, kInvalidArgument, kIo: it could not be started
 Result<ProcessOutcome> run_process(const ProcessRequest& request);

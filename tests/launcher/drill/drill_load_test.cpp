@@ -87,6 +87,8 @@ TEST(LoadDrill, RefusesActionsThatMakeNoSense) {
   EXPECT_THAT(with_fault("do: exit"), FailsWith(kBad, HasSubstr("exit must have a status")));
   EXPECT_THAT(with_fault("do: exit 256"), FailsWith(kBad, HasSubstr("from 0 to 255")));
   EXPECT_THAT(with_fault("do: delay 2"), FailsWith(kBad, HasSubstr("delay must have a time")));
+  EXPECT_THAT(with_fault("do: torn_write"),
+              FailsWith(kBad, HasSubstr("for torn_write; got \"train.step_end\"")));
   EXPECT_THAT(with_fault("do: kill 9"), FailsWith(kBad, HasSubstr("must be one of kill, stop")));
 }
 

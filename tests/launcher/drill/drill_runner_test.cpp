@@ -237,6 +237,10 @@ TEST(NewestCheckpoint, IsTheHighestCompleteStep) {
     ASSERT_OK(write_file_durably(real_file_system(), folder.file(name + "/manifest.json"), "{}"));
   }
   EXPECT_EQ(newest_checkpoint(folder.path()), folder.file("step-00000020"));
+  const std::string later = folder.file("step-100000000");
+  ASSERT_OK(real_file_system().make_directories(later));
+  ASSERT_OK(write_file_durably(real_file_system(), path_join(later, "manifest.json"), "{}"));
+  EXPECT_EQ(newest_checkpoint(folder.path()), later);
 }
 
 TEST(EnvironmentWith, SetsReplacesAndRemoves) {
