@@ -29,8 +29,8 @@ struct JobView {
   bool started = false;         ///< the current attempt has been started
   int attempt = 0;              ///< restarts so far
   int data_restarts = 0;        ///< how many of them answered a failure of class data
-  std::vector<RankExit> exits;  ///< of this attempt, in the order seen, before any was told to stop
-  std::optional<int> stop_signal;  ///< somebody asked the job to stop
+  std::vector<RankExit> exits{};  ///< of this attempt, in the order seen, before any was told to stop
+  std::optional<int> stop_signal{};  ///< somebody asked the job to stop
 };
 
 /// The limits within which decide() restarts.
