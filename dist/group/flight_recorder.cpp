@@ -1,5 +1,7 @@
 #include "dist/group/flight_recorder.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
@@ -39,8 +41,8 @@ std::string FlightRecorder::to_json() const {
                      {"seq", what.seq},
                      {"group", what.group},
                      {"dtype", std::string(to_string(what.dtype))},
-                     {"shape", what.shape},
-                     {"site", what.site},
+                     {"shape", to_string(Dims(what.sizes))},
+                     {"site", fmt::format("{}:{}", short_path(what.file), what.line)},
                      {"launched_ns", entry.launched_ns},
                      {"done", !work || work->done()}});
   }

@@ -10,19 +10,6 @@ namespace muster {
 namespace {
 constexpr size_t kNumKinds = 11;
 
-// "dist/x.cpp:12": the path as the compiler saw it, without leading folders outside the source
-// tree.
-std::string site_text(const std::source_location& site) {
-  const std::string_view path = site.file_name();
-  size_t from = 0;
-  for (const std::string_view root : {"/core/", "/dist/", "/fsdp/", "/pipeline/", "/checkpoint/",
-                                      "/train/", "/tests/", "/bench/", "/examples/"}) {
-    const size_t at = path.rfind(root);
-    if (at != std::string_view::npos) from = std::max(from, at + 1);
-  }
-  return fmt::format("{}:{}", path.substr(from), site.line());
-}
-
 void check_tensor(CollectiveKind kind, const Tensor& tensor, const char* what) {
   MUSTER_CHECK(tensor.defined() && tensor.is_contiguous(), ErrorCode::kInvalidArgument,
                "{}: {} must be a contiguous tensor; got {}", to_string(kind), what, tensor);
@@ -33,8 +20,17 @@ void check_reduce(CollectiveKind kind, ReduceOp op, const Tensor& tensor) {
                "{}: avg needs a floating tensor; got {}", to_string(kind), tensor);
 }
 
-std::string shape_of(const Tensor& tensor) { return to_string(tensor.sizes()); }
 }  // namespace
+
+std::string_view short_path(std::string_view path) noexcept {
+  size_t from = 0;
+  for (const std::string_view root : {"/core/", "/dist/", "/fsdp/", "/pipeline/", "/checkpoint/",
+                                      "/train/", "/tests/", "/bench/", "/examples/"}) {
+    const size_t at = path.rfind(root);
+    if (at != std::string_view::npos) from = std::max(from, at + 1);
+  }
+  return path.substr(from);
+}
 
 std::string_view to_string(CollectiveKind kind) noexcept {
   constexpr std::string_view kNames[kNumKinds] = {
@@ -49,18 +45,21 @@ std::string_view to_string(ReduceOp op) noexcept {
 }
 
 std::string WorkDescriptor::describe() const {
-  std::string text = fmt::format("{} #{} {}{}", to_string(kind), seq, dtype, shape);
+  std::string text =
+      fmt::format("{} #{} {}{}", to_string(kind), seq, dtype, to_string(Dims(sizes)));
+  if (kind == CollectiveKind::kBarrier) text = fmt::format("barrier #{}", seq);
   if (kind == CollectiveKind::kAllReduce || kind == CollectiveKind::kReduceScatter ||
       kind == CollectiveKind::kReduce) {
     text += fmt::format(" {}", to_string(op));
   }
   if (peer != kNoPeer) text += fmt::format(" peer {}", peer);
-  return text + fmt::format(" in group {} at {}", group, site);
+  return text + fmt::format(" in group {} at {}:{}", group, short_path(file), line);
 }
 
 ProcessGroup::ProcessGroup(Options options, std::unique_ptr<Backend> backend)
     : options_(std::move(options)),
       backend_(std::move(backend)),
+      name_hash_(hash_text(options_.name)),
       sent_(options_.global_ranks.size()),
       received_(options_.global_ranks.size()),
       launched_(kNumKinds) {
@@ -73,38 +72,39 @@ ProcessGroup::~ProcessGroup() = default;
 
 ProcessGroup::WorkPtr ProcessGroup::launch(CollectiveKind kind, ReduceOp op, int peer,
                                            std::vector<Tensor> outputs, std::vector<Tensor> inputs,
-                                           const std::string& contract_shape, bool async_op,
-                                           const Site& site) {
+                                           const Tensor* agreed, uint64_t extra_contract,
+                                           bool async_op, const Site& site) {
   CollectiveRequest request;
   WorkDescriptor& descriptor = request.descriptor;
-  const Tensor* first = !inputs.empty() ? &inputs[0] : !outputs.empty() ? &outputs[0] : nullptr;
   descriptor.kind = kind;
   descriptor.group = name();
   descriptor.op = op;
   descriptor.peer = peer;
-  descriptor.site = site_text(site);
-  descriptor.shape = contract_shape;
-  if (first != nullptr) descriptor.dtype = first->dtype();
+  descriptor.file = site.file_name();
+  descriptor.line = site.line();
+  if (agreed != nullptr) {
+    descriptor.sizes = DimVector(agreed->sizes());
+    descriptor.dtype = agreed->dtype();
+  }
   for (const Tensor& input : inputs) descriptor.numel += input.numel();
-  if (kind == CollectiveKind::kSend) {
-    descriptor.seq = ++sent_[static_cast<size_t>(peer)];
-  } else if (kind == CollectiveKind::kRecv) {
-    descriptor.seq = ++received_[static_cast<size_t>(peer)];
+  const bool is_pair = kind == CollectiveKind::kSend || kind == CollectiveKind::kRecv;
+  const int src = kind == CollectiveKind::kSend ? group_rank() : peer;
+  const int dst = kind == CollectiveKind::kSend ? peer : group_rank();
+  if (is_pair) {
+    descriptor.seq =
+        ++(kind == CollectiveKind::kSend ? sent_ : received_)[static_cast<size_t>(peer)];
   } else {
     descriptor.seq = ++seq_;
   }
   // What all ranks must agree on. For a pair, both sides hash the same words.
-  const bool is_pair = kind == CollectiveKind::kSend || kind == CollectiveKind::kRecv;
-  const int src = kind == CollectiveKind::kSend ? group_rank() : peer;
-  const int dst = kind == CollectiveKind::kSend ? peer : group_rank();
-  uint64_t contract = hash_text(name());
-  contract = hash_combine(contract, descriptor.seq);
+  uint64_t contract = hash_combine(name_hash_, descriptor.seq);
   contract = hash_combine(contract, is_pair ? 100 : static_cast<uint64_t>(kind));
-  contract = hash_combine(contract, static_cast<uint64_t>(op));
+  contract = hash_combine(contract,
+                          static_cast<uint64_t>(op) << 8 | static_cast<uint64_t>(descriptor.dtype));
   contract = hash_combine(contract, static_cast<uint64_t>(is_pair ? src * 65536 + dst : peer));
-  contract = hash_combine(contract, static_cast<uint64_t>(descriptor.dtype));
-  contract = hash_combine(contract, hash_text(contract_shape));
-  descriptor.contract = contract;
+  for (const int64_t size : descriptor.sizes)
+    contract = hash_combine(contract, static_cast<uint64_t>(size));
+  descriptor.contract = hash_combine(contract, extra_contract);
   request.inputs = std::move(inputs);
   request.outputs = std::move(outputs);
   request.root = peer;
@@ -125,8 +125,8 @@ ProcessGroup::WorkPtr ProcessGroup::all_reduce(const Tensor& tensor, ReduceOp op
                                                Site site) {
   check_tensor(CollectiveKind::kAllReduce, tensor, "tensor");
   check_reduce(CollectiveKind::kAllReduce, op, tensor);
-  return launch(CollectiveKind::kAllReduce, op, kNoPeer, {tensor}, {tensor}, shape_of(tensor),
-                async_op, site);
+  return launch(CollectiveKind::kAllReduce, op, kNoPeer, {tensor}, {tensor}, &tensor, 0, async_op,
+                site);
 }
 
 ProcessGroup::WorkPtr ProcessGroup::all_gather_into_tensor(const Tensor& output,
@@ -140,7 +140,7 @@ ProcessGroup::WorkPtr ProcessGroup::all_gather_into_tensor(const Tensor& output,
                "all_gather_into_tensor: output must hold {} inputs of the same dtype; got output "
                "{} and input {}",
                world_size(), output, input);
-  return launch(kKind, ReduceOp::kSum, kNoPeer, {output}, {input}, shape_of(input), async_op, site);
+  return launch(kKind, ReduceOp::kSum, kNoPeer, {output}, {input}, &input, 0, async_op, site);
 }
 
 ProcessGroup::WorkPtr ProcessGroup::all_gather(const std::vector<Tensor>& outputs,
@@ -149,18 +149,21 @@ ProcessGroup::WorkPtr ProcessGroup::all_gather(const std::vector<Tensor>& output
   check_tensor(kKind, input, "input");
   MUSTER_CHECK(outputs.size() == static_cast<size_t>(world_size()), ErrorCode::kInvalidArgument,
                "all_gather: one output for each of {} ranks; got {}", world_size(), outputs.size());
-  std::string shapes;
+  uint64_t shapes = 1;
   for (const Tensor& output : outputs) {
     check_tensor(kKind, output, "each output");
     MUSTER_CHECK(output.dtype() == input.dtype(), ErrorCode::kInvalidArgument,
                  "all_gather: outputs must have the dtype of the input {}; got {}", input, output);
-    shapes += shape_of(output);
+    for (const int64_t size : output.sizes())
+      shapes = hash_combine(shapes, static_cast<uint64_t>(size));
+    shapes = hash_combine(shapes, 0);
   }
   const Tensor& own = outputs[static_cast<size_t>(group_rank())];
   MUSTER_CHECK(own.numel() == input.numel(), ErrorCode::kInvalidArgument,
                "all_gather: output {} must have the size of this rank's input {}; got {}",
                group_rank(), input, own);
-  return launch(kKind, ReduceOp::kSum, kNoPeer, outputs, {input}, shapes, async_op, site);
+  return launch(kKind, ReduceOp::kSum, kNoPeer, outputs, {input}, &outputs[0], shapes, async_op,
+                site);
 }
 
 ProcessGroup::WorkPtr ProcessGroup::reduce_scatter_tensor(const Tensor& output, const Tensor& input,
@@ -174,15 +177,15 @@ ProcessGroup::WorkPtr ProcessGroup::reduce_scatter_tensor(const Tensor& output, 
                "reduce_scatter_tensor: input must hold {} outputs of the same dtype; got input {} "
                "and output {}",
                world_size(), input, output);
-  return launch(kKind, op, kNoPeer, {output}, {input}, shape_of(output), async_op, site);
+  return launch(kKind, op, kNoPeer, {output}, {input}, &output, 0, async_op, site);
 }
 
 ProcessGroup::WorkPtr ProcessGroup::broadcast(const Tensor& tensor, int group_src, bool async_op,
                                               Site site) {
   check_peer(CollectiveKind::kBroadcast, group_src);
   check_tensor(CollectiveKind::kBroadcast, tensor, "tensor");
-  return launch(CollectiveKind::kBroadcast, ReduceOp::kSum, group_src, {tensor}, {tensor},
-                shape_of(tensor), async_op, site);
+  return launch(CollectiveKind::kBroadcast, ReduceOp::kSum, group_src, {tensor}, {tensor}, &tensor,
+                0, async_op, site);
 }
 
 ProcessGroup::WorkPtr ProcessGroup::reduce(const Tensor& tensor, int group_dst, ReduceOp op,
@@ -190,8 +193,8 @@ ProcessGroup::WorkPtr ProcessGroup::reduce(const Tensor& tensor, int group_dst, 
   check_peer(CollectiveKind::kReduce, group_dst);
   check_tensor(CollectiveKind::kReduce, tensor, "tensor");
   check_reduce(CollectiveKind::kReduce, op, tensor);
-  return launch(CollectiveKind::kReduce, op, group_dst, {tensor}, {tensor}, shape_of(tensor),
-                async_op, site);
+  return launch(CollectiveKind::kReduce, op, group_dst, {tensor}, {tensor}, &tensor, 0, async_op,
+                site);
 }
 
 ProcessGroup::WorkPtr ProcessGroup::gather(const std::vector<Tensor>& outputs, const Tensor& input,
@@ -209,8 +212,7 @@ ProcessGroup::WorkPtr ProcessGroup::gather(const std::vector<Tensor>& outputs, c
                  ErrorCode::kInvalidArgument,
                  "gather: each output must be like the input {}; got {}", input, output);
   }
-  return launch(kKind, ReduceOp::kSum, group_dst, outputs, {input}, shape_of(input), async_op,
-                site);
+  return launch(kKind, ReduceOp::kSum, group_dst, outputs, {input}, &input, 0, async_op, site);
 }
 
 ProcessGroup::WorkPtr ProcessGroup::scatter(const Tensor& output, const std::vector<Tensor>& inputs,
@@ -228,8 +230,7 @@ ProcessGroup::WorkPtr ProcessGroup::scatter(const Tensor& output, const std::vec
                  ErrorCode::kInvalidArgument,
                  "scatter: each input must be like the output {}; got {}", output, input);
   }
-  return launch(kKind, ReduceOp::kSum, group_src, {output}, inputs, shape_of(output), async_op,
-                site);
+  return launch(kKind, ReduceOp::kSum, group_src, {output}, inputs, &output, 0, async_op, site);
 }
 
 ProcessGroup::WorkPtr ProcessGroup::all_to_all(const std::vector<Tensor>& outputs,
@@ -245,18 +246,19 @@ ProcessGroup::WorkPtr ProcessGroup::all_to_all(const std::vector<Tensor>& output
   for (const Tensor& tensor : inputs) check_tensor(kKind, tensor, "each input");
   for (const Tensor& tensor : outputs) check_tensor(kKind, tensor, "each output");
   // Splits differ by rank, so the backend compares piece sizes pair by pair.
-  return launch(kKind, ReduceOp::kSum, kNoPeer, outputs, inputs, "", async_op, site);
+  return launch(kKind, ReduceOp::kSum, kNoPeer, outputs, inputs, nullptr, 0, async_op, site);
 }
 
 ProcessGroup::WorkPtr ProcessGroup::barrier(bool async_op, Site site) {
-  return launch(CollectiveKind::kBarrier, ReduceOp::kSum, kNoPeer, {}, {}, "", async_op, site);
+  return launch(CollectiveKind::kBarrier, ReduceOp::kSum, kNoPeer, {}, {}, nullptr, 0, async_op,
+                site);
 }
 
 ProcessGroup::WorkPtr ProcessGroup::send(const Tensor& tensor, int group_dst, bool async_op,
                                          Site site) {
   check_peer(CollectiveKind::kSend, group_dst);
   check_tensor(CollectiveKind::kSend, tensor, "tensor");
-  return launch(CollectiveKind::kSend, ReduceOp::kSum, group_dst, {}, {tensor}, shape_of(tensor),
+  return launch(CollectiveKind::kSend, ReduceOp::kSum, group_dst, {}, {tensor}, &tensor, 0,
                 async_op, site);
 }
 
@@ -264,7 +266,7 @@ ProcessGroup::WorkPtr ProcessGroup::recv(const Tensor& tensor, int group_src, bo
                                          Site site) {
   check_peer(CollectiveKind::kRecv, group_src);
   check_tensor(CollectiveKind::kRecv, tensor, "tensor");
-  return launch(CollectiveKind::kRecv, ReduceOp::kSum, group_src, {tensor}, {}, shape_of(tensor),
+  return launch(CollectiveKind::kRecv, ReduceOp::kSum, group_src, {tensor}, {}, &tensor, 0,
                 async_op, site);
 }
 

@@ -109,13 +109,14 @@ class ProcessGroup {
 
  private:
   WorkPtr launch(CollectiveKind kind, ReduceOp op, int peer, std::vector<Tensor> outputs,
-                 std::vector<Tensor> inputs, const std::string& contract_shape, bool async_op,
-                 const Site& site);
+                 std::vector<Tensor> inputs, const Tensor* agreed, uint64_t extra_contract,
+                 bool async_op, const Site& site);
   void check_peer(CollectiveKind kind, int peer) const;
 
   Options options_;
   std::unique_ptr<Backend> backend_;
   FlightRecorder recorder_;
+  uint64_t name_hash_;
   uint64_t seq_ = 0;
   std::vector<uint64_t> sent_, received_;  // per peer
   std::vector<uint64_t> launched_;         // per kind

@@ -13,28 +13,34 @@
 #include "core/base/result.h"
 #include "core/base/time.h"
 #include "core/tensor/dtype.h"
+#include "core/tensor/layout.h"
 #include "dist/group/collective_kind.h"
 
 namespace muster {
 
 inline constexpr int kNoPeer = -1;
 
-/// What was launched. Ranks whose descriptors differ at the same `seq` have diverged.
+/// What was launched. Ranks whose contracts differ at the same `seq` have diverged. Texts are made
+/// when somebody asks, not per operation.
 struct WorkDescriptor {
   CollectiveKind kind = CollectiveKind::kBarrier;
-  std::string group;  ///< e.g. "tp.1"; unique in the job
-  uint64_t seq = 0;   ///< position in this group's launch order, from 1; per pair for send/recv
-  int64_t numel = 0;  ///< elements contributed by this rank (not bytes)
-  DType dtype = DType::kF32;
-  int peer = kNoPeer;  ///< group rank of the root or of the other side; kNoPeer for none
   ReduceOp op = ReduceOp::kSum;
-  std::string shape;      ///< "[4, 8]" of the tensors, for messages and the contract
-  std::string site;       ///< "train/loop.cpp:88"
-  uint64_t contract = 0;  ///< hash of all of the above that every rank must agree on
+  DType dtype = DType::kF32;
+  int peer = kNoPeer;     ///< group rank of the root or of the other side; kNoPeer for none
+  std::string group;      ///< e.g. "tp.1"; unique in the job
+  uint64_t seq = 0;       ///< position in this group's launch order, from 1; per pair for send/recv
+  int64_t numel = 0;      ///< elements contributed by this rank (not bytes)
+  DimVector sizes;        ///< of the tensor that all ranks must agree on
+  const char* file = "";  ///< call site; a string literal
+  uint32_t line = 0;
+  uint64_t contract = 0;  ///< hash of everything that every rank must agree on
 
   /// "all_reduce #418 f32[4096] sum in group tp.1 at train/loop.cpp:88".
   [[nodiscard]] std::string describe() const;
 };
+
+/// A source path from its layer folder on: "dist/group/x.cpp".
+std::string_view short_path(std::string_view path) noexcept;
 
 class Work {
  public:

@@ -1,0 +1,131 @@
+#include "dist/backend/shm/context.h"
+
+#include <fmt/format.h>
+#include <immintrin.h>
+#include <linux/futex.h>
+#include <poll.h>
+#include <sched.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <climits>
+#include <ctime>
+
+#include "core/base/text.h"
+
+namespace muster::shm {
+namespace {
+// Parked waits look at peers' processes this often; a wake-up by the clock itself is immediate.
+constexpr Duration kParkSlice = 10ms;
+
+int allowed_cores() {
+  cpu_set_t set;
+  if (::sched_getaffinity(0, sizeof(set), &set) != 0) return 1;
+  return CPU_COUNT(&set);
+}
+
+uint32_t* futex_word(std::atomic<uint32_t>& word) { return reinterpret_cast<uint32_t*>(&word); }
+
+void futex_wait(std::atomic<uint32_t>& word, uint32_t seen, Duration at_most) {
+  const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(at_most);
+  const timespec relative{seconds.count(), static_cast<long>((at_most - seconds).count())};
+  ::syscall(SYS_futex, futex_word(word), FUTEX_WAIT, seen, &relative, nullptr, 0);
+}
+
+bool reached(const Clock& clock, uint32_t target) noexcept {
+  return static_cast<int32_t>(clock.ticks.load(std::memory_order_acquire) - target) >= 0;
+}
+
+std::string rank_key(const std::string& prefix, int rank) {
+  return fmt::format("{}/rank/{}", prefix, rank);
+}
+
+Result<Peer> connect_peer(int rank, const std::string& text) {
+  const std::vector<std::string> fields = split(text, ' ');
+  if (fields.size() != 3) {
+    return make_error(ErrorCode::kMismatch,
+                      "shm: rank {} published \"{}\"; expected pid, descriptor and capacity", rank,
+                      text);
+  }
+  Peer peer;
+  peer.global_rank = rank;
+  peer.pid = std::stoi(fields[0]);
+  peer.arena =
+      MUSTER_TRY(SharedArena::attach(peer.pid, std::stoi(fields[1]), Bytes{std::stoll(fields[2])}),
+                 fmt::format("while mapping the arena of rank {} (pid {})", rank, peer.pid));
+  if (peer.pid != ::getpid()) {
+    peer.pidfd = static_cast<int>(::syscall(SYS_pidfd_open, peer.pid, 0));
+    if (peer.pidfd < 0) {
+      return make_error(ErrorCode::kPeerLost, "shm: rank {} (pid {}) has ended: {}", rank, peer.pid,
+                        errno_text(errno));
+    }
+  }
+  return peer;
+}
+}  // namespace
+
+Result<std::shared_ptr<Context>> Context::open(Options options, Deadline deadline) {
+  std::shared_ptr<Context> context(new Context(std::move(options)));
+  const Options& chosen = context->options_;
+  context->own_arena_ = MUSTER_TRY(SharedArena::create(chosen.arena_capacity));
+  const std::string own = fmt::format("{} {} {}", ::getpid(), context->own_arena_->fd(),
+                                      context->own_arena_->capacity().count);
+  MUSTER_TRY(chosen.store->set(rank_key(chosen.key_prefix, chosen.global_rank), own));
+  for (int rank = 0; rank < chosen.world_size; ++rank) {
+    if (rank == chosen.global_rank) {
+      context->peers_.push_back({rank, ::getpid(), -1, context->own_arena_});
+      continue;
+    }
+    const std::string text =
+        MUSTER_TRY(chosen.store->get(rank_key(chosen.key_prefix, rank), deadline));
+    context->peers_.push_back(MUSTER_TRY(connect_peer(rank, text)));
+  }
+  // Spinning pays only where every rank can run at once.
+  context->spin_rounds_ = allowed_cores() >= chosen.world_size ? 2000 : 20;
+  return context;
+}
+
+Context::~Context() {
+  for (const Peer& peer : peers_) {
+    if (peer.pidfd >= 0) ::close(peer.pidfd);
+  }
+}
+
+bool Context::has_ended(const Peer& peer) noexcept {
+  if (peer.pidfd < 0) return false;
+  pollfd entry{peer.pidfd, POLLIN, 0};
+  return ::poll(&entry, 1, 0) == 1;
+}
+
+WaitOutcome Context::wait_for(Clock& clock, uint32_t target, const Peer& peer,
+                              const std::atomic<bool>& aborted, Deadline deadline) const {
+  for (int round = 0; round < spin_rounds_; ++round) {
+    if (reached(clock, target)) return WaitOutcome::kReached;
+    _mm_pause();
+  }
+  while (true) {
+    clock.waiters.fetch_add(1, std::memory_order_seq_cst);
+    const uint32_t seen = clock.ticks.load(std::memory_order_seq_cst);
+    if (static_cast<int32_t>(seen - target) < 0 && !aborted.load(std::memory_order_acquire)) {
+      futex_wait(clock.ticks, seen, std::min(kParkSlice, deadline.left()));
+    }
+    clock.waiters.fetch_sub(1, std::memory_order_relaxed);
+    if (reached(clock, target)) return WaitOutcome::kReached;
+    if (aborted.load(std::memory_order_acquire)) return WaitOutcome::kAborted;
+    // A peer that finished its part and left normally has set its clock before it ended.
+    if (has_ended(peer))
+      return reached(clock, target) ? WaitOutcome::kReached : WaitOutcome::kPeerLost;
+    if (deadline.passed()) return WaitOutcome::kDeadline;
+  }
+}
+
+void Context::advance(Clock& clock, uint32_t ticks) noexcept {
+  clock.ticks.store(ticks, std::memory_order_seq_cst);
+  if (clock.waiters.load(std::memory_order_seq_cst) != 0) wake(clock);
+}
+
+void Context::wake(Clock& clock) noexcept {
+  ::syscall(SYS_futex, futex_word(clock.ticks), FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+}
+}  // namespace muster::shm

@@ -1,0 +1,77 @@
+#pragma once
+/// What one rank holds of all its peers on the host: arenas, processes, where to wait.
+///
+/// Made once per process (per thread where ranks are threads) and shared by all groups. Arenas are
+/// memfds reached through /proc, so nothing is left behind by a kill.
+
+#include <atomic>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "core/tensor/shared_arena.h"
+#include "dist/backend/shm/control.h"
+#include "dist/store/store.h"
+
+namespace muster::shm {
+
+/// A peer's process and memory as this rank sees them.
+struct Peer {
+  int global_rank = 0;
+  int pid = 0;
+  int pidfd = -1;  ///< -1 for this process itself
+  std::shared_ptr<SharedArena> arena;
+};
+
+/// Why a wait ended.
+enum class WaitOutcome : uint8_t { kReached, kDeadline, kPeerLost, kAborted };
+
+class Context {
+ public:
+  struct Options {
+    std::shared_ptr<Store> store;
+    int global_rank = 0;
+    int world_size = 1;
+    Bytes arena_capacity = 4_GiB;  ///< virtual; memory is used as it is touched
+    std::string key_prefix = "shm";
+  };
+  /// Publishes this rank's arena and maps all others.
+  /// @collective all ranks of the world @error kTimeout naming the missing ranks' keys; kPeerLost;
+  /// kIo
+  static Result<std::shared_ptr<Context>> open(Options options, Deadline deadline);
+  ~Context();
+  Context(const Context&) = delete;
+  Context& operator=(const Context&) = delete;
+
+  [[nodiscard]] SharedArena& arena() noexcept { return *own_arena_; }
+  [[nodiscard]] const Peer& peer(int global_rank) const {
+    return peers_[static_cast<size_t>(global_rank)];
+  }
+  [[nodiscard]] Store& store() noexcept { return *options_.store; }
+  [[nodiscard]] const Options& options() const noexcept { return options_; }
+
+  /// True once the process of `peer` has ended.
+  [[nodiscard]] static bool has_ended(const Peer& peer) noexcept;
+
+  /// Waits until `clock` shows at least `target` ticks (modulo wrap).
+  /// @blocks spins briefly where cores suffice for all ranks, then parks in the kernel
+  WaitOutcome wait_for(Clock& clock, uint32_t target, const Peer& peer,
+                       const std::atomic<bool>& aborted, Deadline deadline) const;
+  /// Sets the clock and wakes those who wait for it.
+  static void advance(Clock& clock, uint32_t ticks) noexcept;
+  /// Wakes waiters without a tick, so that they look at abort flags.
+  static void wake(Clock& clock) noexcept;
+
+ private:
+  explicit Context(Options options) : options_(std::move(options)) {}
+
+  Options options_;
+  std::shared_ptr<SharedArena> own_arena_;
+  std::vector<Peer> peers_;
+  int spin_rounds_ = 0;
+};
+
+}  // namespace muster::shm

@@ -1,0 +1,127 @@
+#include "dist/backend/shm/group.h"
+
+#include <fmt/format.h>
+
+namespace muster {
+
+ShmBackend::Group::~Group() {
+  for (auto& messages : unread) {
+    for (const SentMessage& message : messages)
+      context->arena().deallocate(message.data, message.nbytes);
+  }
+  // The control block stays allocated: a slow peer may still look at its clock.
+}
+
+void ShmBackend::Group::close() {
+  fail(make_error(ErrorCode::kAborted, "group {}: it was closed with this operation pending",
+                  options.group_name));
+  is_aborted = true;
+  {
+    const std::lock_guard lock(mutex_);
+    stopping_ = true;
+  }
+  changed_.notify_all();
+  if (async_thread_.joinable()) async_thread_.join();
+  std::deque<std::shared_ptr<ShmWork>> pending;
+  {
+    const std::lock_guard lock(mutex_);
+    const auto take = [&](ShmLane& lane) {
+      for (auto& work : lane.pending) pending.push_back(std::move(work));
+      lane.pending.clear();
+    };
+    take(collectives_);
+    for (ShmLane& lane : sends_) take(lane);
+    for (ShmLane& lane : receives_) take(lane);
+    async_works_.clear();
+  }
+  for (const auto& work : pending) work->finish(failure());
+}
+
+ShmLane& ShmBackend::Group::lane_of(const ShmWork& work) {
+  const WorkDescriptor& what = work.descriptor();
+  if (what.kind != CollectiveKind::kSend && what.kind != CollectiveKind::kRecv) return collectives_;
+  std::vector<ShmLane>& lanes = what.kind == CollectiveKind::kSend ? sends_ : receives_;
+  if (lanes.empty()) lanes.resize(static_cast<size_t>(size()));
+  return lanes[static_cast<size_t>(what.peer)];
+}
+
+void ShmBackend::Group::enqueue(const std::shared_ptr<ShmWork>& work, bool async_op) {
+  const std::lock_guard lock(mutex_);
+  lane_of(*work).pending.push_back(work);
+  if (!async_op) return;
+  async_works_.push_back(work);
+  if (!async_thread_.joinable()) async_thread_ = std::thread([this] { run_async(); });
+  changed_.notify_all();
+}
+
+bool ShmBackend::Group::drive(ShmWork& work, Deadline deadline) {
+  std::unique_lock lock(mutex_);
+  ShmLane& lane = lane_of(work);
+  while (!work.done()) {
+    if (!lane.is_driven) {
+      const std::shared_ptr<ShmWork> head = lane.pending.front();
+      lane.is_driven = true;
+      lock.unlock();
+      const bool finished = head->execute(deadline);
+      lock.lock();
+      lane.is_driven = false;
+      if (finished) lane.pending.pop_front();
+      changed_.notify_all();
+      if (!finished) return false;
+    } else if (deadline.is_never()) {
+      changed_.wait(lock);
+    } else if (changed_.wait_until(lock, deadline.at()) == std::cv_status::timeout &&
+               !work.done()) {
+      return false;
+    }
+  }
+  return true;
+}
+
+void ShmBackend::Group::run_async() {
+  std::unique_lock lock(mutex_);
+  while (true) {
+    changed_.wait(lock, [&] { return stopping_ || !async_works_.empty(); });
+    if (stopping_) return;
+    const std::shared_ptr<ShmWork> work = async_works_.front();
+    async_works_.pop_front();
+    lock.unlock();
+    // Without a deadline of its own: the waiter has one, and an abort or a lost peer ends it.
+    drive(*work, Deadline::never());
+    lock.lock();
+  }
+}
+
+void ShmBackend::Group::fail(const Error& error) {
+  const std::lock_guard lock(mutex_);
+  if (!failure_) failure_ = error;
+}
+
+std::optional<Error> ShmBackend::Group::failure() const {
+  const std::lock_guard lock(mutex_);
+  return failure_;
+}
+
+void ShmBackend::Group::abort(const std::string& reason) {
+  fail(make_error(ErrorCode::kAborted, "group {}: aborted on {}: {}", options.group_name,
+                  name_of(options.group_rank), reason));
+  shm::ControlBlock& own = own_block();
+  const size_t length = std::min(reason.size(), own.abort_reason.size() - 1);
+  std::memcpy(own.abort_reason.data(), reason.data(), length);
+  own.abort_reason[length] = '\0';
+  own.aborted.store(1, std::memory_order_release);
+  is_aborted = true;
+  // Peers wait for our clock, we wait for theirs: wake both sides so that the flags are seen now.
+  for (shm::ControlBlock* block : blocks) shm::Context::wake(block->clock);
+  for (int peer = 0; peer < size(); ++peer) {
+    shm::Context::wake(shm::outbox(block(peer), options.group_rank).sent);
+    shm::Context::wake(shm::taken(block(peer), size(), options.group_rank));
+  }
+  changed_.notify_all();
+}
+
+std::string ShmBackend::Group::name_of(int group_rank) const {
+  return fmt::format("group rank {} (global {})", group_rank,
+                     options.global_ranks[static_cast<size_t>(group_rank)]);
+}
+}  // namespace muster
