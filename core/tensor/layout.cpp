@@ -52,11 +52,11 @@ bool is_contiguous(Dims sizes, Dims strides) noexcept {
 }
 
 bool is_non_overlapping_and_dense(Dims sizes, Dims strides) noexcept {
+  if (std::find(sizes.begin(), sizes.end(), 0) != sizes.end()) return true;
   DimVector order = order_by_stride(sizes, strides);
   int64_t step = 1;
   for (size_t k = order.size(); k-- > 0;) {
     const size_t i = static_cast<size_t>(order[k]);
-    if (sizes[i] == 0) return true;
     if (sizes[i] == 1) continue;
     if (strides[i] != step) return false;
     step *= sizes[i];
@@ -66,25 +66,28 @@ bool is_non_overlapping_and_dense(Dims sizes, Dims strides) noexcept {
 
 DimVector preserved_strides(Dims sizes, Dims strides) {
   if (is_non_overlapping_and_dense(sizes, strides)) return DimVector(strides);
-  // Broadcast dims (stride 0) stay where they are relative to their neighbours.
+  // An insertion sort of the dims, innermost first. A broadcast dim (stride 0) compares with
+  // nothing: it keeps its place while others pass it.
   const size_t n = sizes.size();
   DimVector order(n);
-  std::iota(order.begin(), order.end(), int64_t{0});
+  for (size_t i = 0; i < n; ++i) order[i] = static_cast<int64_t>(n - 1 - i);
   for (size_t i = 1; i < n; ++i) {
-    for (size_t j = i; j > 0; --j) {
-      const auto a = static_cast<size_t>(order[j - 1]);
-      const auto b = static_cast<size_t>(order[j]);
-      if (strides[a] == 0 || strides[b] == 0) continue;
-      if (strides[a] > strides[b] || (strides[a] == strides[b] && sizes[a] >= sizes[b])) break;
-      std::swap(order[j - 1], order[j]);
+    size_t at = i;
+    for (size_t below = i; below-- > 0;) {
+      const auto inner = static_cast<size_t>(order[below]);
+      const auto outer = static_cast<size_t>(order[at]);
+      if (strides[inner] == 0 || strides[outer] == 0) continue;
+      if (strides[inner] < strides[outer]) break;
+      if (strides[inner] == strides[outer] && sizes[inner] <= sizes[outer]) continue;
+      std::swap(order[below], order[at]);
+      at = below;
     }
   }
   DimVector out(n);
   int64_t step = 1;
-  for (size_t k = n; k-- > 0;) {
-    const auto i = static_cast<size_t>(order[k]);
-    out[i] = step;
-    step *= std::max<int64_t>(sizes[i], 1);
+  for (const int64_t dim : order) {
+    out[static_cast<size_t>(dim)] = step;
+    step *= std::max<int64_t>(sizes[static_cast<size_t>(dim)], 1);
   }
   return out;
 }
@@ -208,11 +211,16 @@ Layout expand_layout(const Layout& in, Dims sizes) {
                to_string(sizes), to_string(in.sizes));
   const size_t lead = sizes.size() - in.sizes.size();
   Layout out{DimVector(sizes), DimVector(sizes.size()), in.offset};
-  for (size_t i = 0; i < sizes.size(); ++i) {
+  for (size_t i = sizes.size(); i-- > 0;) {
     const bool is_new = i < lead;
     MUSTER_CHECK(sizes[i] >= 0 || (sizes[i] == -1 && !is_new), ErrorCode::kInvalidArgument,
                  "expand: sizes must be >= 0, or -1 for an existing dim; got {}", to_string(sizes));
-    if (is_new) continue;
+    if (is_new) {
+      // A new dim of size 1 gets the stride that unsqueeze would give it.
+      if (sizes[i] == 1 && !in.sizes.empty())
+        out.strides[i] = out.sizes[i + 1] * out.strides[i + 1];
+      continue;
+    }
     const int64_t old = in.sizes[i - lead];
     const int64_t wanted = sizes[i] == -1 ? old : sizes[i];
     MUSTER_CHECK(old == wanted || old == 1, ErrorCode::kInvalidArgument,
