@@ -18,6 +18,9 @@ class Workspace {
   ~Workspace() {
     if (data_ != nullptr) cpu_allocator().deallocate(data_, nbytes_);
   }
+  Workspace(Workspace&& other) noexcept : nbytes_(other.nbytes_), data_(other.data_) {
+    other.data_ = nullptr;
+  }
   Workspace(const Workspace&) = delete;
   Workspace& operator=(const Workspace&) = delete;
 
