@@ -243,7 +243,7 @@ TEST(Safetensors, OutputOfTheWriterIsByteStable) {
   EXPECT_EQ(
       header->substr(8),
       R"({"__metadata__":{"format":"pt"},"x":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}})"
-            "   ");
+      "   ");
   EXPECT_EQ((*header)[0], static_cast<char>(header->size() - 8));
 }
 }  // namespace
