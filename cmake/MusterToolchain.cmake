@@ -8,6 +8,9 @@ if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
     -Wno-error=array-bounds -Wno-error=restrict -Wno-error=dangling-pointer -Wno-error=use-after-free -Wno-error=free-nonheap-object)
 endif()
 
+# Call sites in messages are paths from the source tree's root.
+add_compile_options(-fmacro-prefix-map=${CMAKE_SOURCE_DIR}/=)
+
 if(MUSTER_SANITIZE)
   add_compile_options(-fsanitize=${MUSTER_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all)
   add_link_options(-fsanitize=${MUSTER_SANITIZE})

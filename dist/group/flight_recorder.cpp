@@ -42,7 +42,7 @@ std::string FlightRecorder::to_json() const {
                      {"group", what.group},
                      {"dtype", std::string(to_string(what.dtype))},
                      {"shape", to_string(Dims(what.sizes))},
-                     {"site", fmt::format("{}:{}", short_path(what.file), what.line)},
+                     {"site", fmt::format("{}:{}", what.file, what.line)},
                      {"launched_ns", entry.launched_ns},
                      {"done", !work || work->done()}});
   }

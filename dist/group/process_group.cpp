@@ -22,16 +22,6 @@ void check_reduce(CollectiveKind kind, ReduceOp op, const Tensor& tensor) {
 
 }  // namespace
 
-std::string_view short_path(std::string_view path) noexcept {
-  size_t from = 0;
-  for (const std::string_view root : {"/core/", "/dist/", "/fsdp/", "/pipeline/", "/checkpoint/",
-                                      "/train/", "/tests/", "/bench/", "/examples/"}) {
-    const size_t at = path.rfind(root);
-    if (at != std::string_view::npos) from = std::max(from, at + 1);
-  }
-  return path.substr(from);
-}
-
 std::string_view to_string(CollectiveKind kind) noexcept {
   constexpr std::string_view kNames[kNumKinds] = {
       "all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "gather",
@@ -53,7 +43,7 @@ std::string WorkDescriptor::describe() const {
     text += fmt::format(" {}", to_string(op));
   }
   if (peer != kNoPeer) text += fmt::format(" peer {}", peer);
-  return text + fmt::format(" in group {} at {}:{}", group, short_path(file), line);
+  return text + fmt::format(" in group {} at {}:{}", group, file, line);
 }
 
 ProcessGroup::ProcessGroup(Options options, std::unique_ptr<Backend> backend)

@@ -39,9 +39,6 @@ struct WorkDescriptor {
   [[nodiscard]] std::string describe() const;
 };
 
-/// A source path from its layer folder on: "dist/group/x.cpp".
-std::string_view short_path(std::string_view path) noexcept;
-
 class Work {
  public:
   virtual ~Work() = default;

@@ -17,7 +17,7 @@ void WrittenDescriptor::write(const WorkDescriptor& from) {
   line = from.line;
   ndim = static_cast<int8_t>(std::min<size_t>(from.sizes.size(), kMaxWrittenDims));
   std::copy_n(from.sizes.begin(), ndim, sizes.begin());
-  const std::string_view path = short_path(from.file);
+  const std::string_view path = from.file;
   const size_t length = std::min(path.size(), file.size() - 1);
   std::memcpy(file.data(), path.data(), length);
   file[length] = '\0';

@@ -1,0 +1,62 @@
+#include "tests/support_ranks/ranks.h"
+
+#include <fmt/format.h>
+
+#include <atomic>
+#include <mutex>
+#include <thread>
+
+#include "core/tensor/generator.h"
+#include "dist/backend/shm/shm_backend.h"
+#include "dist/store/hash_store.h"
+
+namespace muster::testing {
+
+RankContext::~RankContext() = default;
+
+ProcessGroup& RankContext::group() {
+  if (!group_) {
+    std::unique_ptr<Backend> backend =
+        ShmBackend::open_world(
+            {.store = store_, .global_rank = rank_, .world_size = world_, .arena_capacity = 1_GiB},
+            deadline_)
+            .value();
+    ProcessGroup::Options options;
+    options.group_rank = rank_;
+    for (int r = 0; r < world_; ++r) options.global_ranks.push_back(r);
+    options.timeout = deadline_.left();
+    group_ = std::make_unique<ProcessGroup>(std::move(options), std::move(backend));
+  }
+  return *group_;
+}
+
+void run_ranks(int world, const std::function<void(RankContext&)>& body, Duration at_most) {
+  const auto store = std::make_shared<HashStore>();
+  const Deadline deadline = Deadline::after(at_most);
+  std::mutex mutex;
+  std::string first_failure;
+  std::vector<std::unique_ptr<RankContext>> contexts;
+  for (int rank = 0; rank < world; ++rank) {
+    contexts.push_back(std::make_unique<RankContext>(rank, world, store, deadline));
+  }
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < world; ++rank) {
+    threads.emplace_back([&, rank] {
+      manual_seed(0);
+      try {
+        body(*contexts[static_cast<size_t>(rank)]);
+      } catch (const std::exception& error) {
+        {
+          const std::lock_guard lock(mutex);
+          if (first_failure.empty()) first_failure = fmt::format("rank {}: {}", rank, error.what());
+        }
+        store->cancel();
+        ProcessGroup* group = contexts[static_cast<size_t>(rank)]->group_.get();
+        if (group != nullptr) group->abort("another rank of the test failed first");
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(first_failure, "");
+}
+}  // namespace muster::testing
