@@ -14,8 +14,9 @@
 namespace muster {
 
 struct FileStoreOptions {
-  std::string path;    ///< its folder must exist
-  std::string run_id;  ///< whose file it is; another run's file is taken over when nobody uses it
+  std::string path;  ///< its folder must exist
+  std::string run_id =
+      {};  ///< whose file it is; another run's file is taken over when nobody uses it
   int64_t generation = 0;     ///< a higher one discards the keys of lower ones and shuts them out
   Duration lock_limit = 30s;  ///< how long an operation may wait for the file's lock
 };

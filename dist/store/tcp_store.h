@@ -20,7 +20,7 @@ class ConnectionPool;
 struct TcpStoreOptions {
   std::string host = "127.0.0.1";
   int port = 0;
-  std::string token;  ///< the server's required_token; empty for PyTorch's server
+  std::string token = {};  ///< the server's required_token; empty for PyTorch's server
   /// Puts "/" before every key, as PyTorch's clients do, to share keys with them.
   bool c10d_key_prefix = false;
   /// Counts itself in the key "init/", on which PyTorch's hosting rank waits for all ranks.

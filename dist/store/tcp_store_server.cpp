@@ -242,7 +242,11 @@ void TcpStoreServer::Loop::read_some(ServerConnection& connection) {
     const ssize_t count = ::recv(connection.fd.get(), scratch_.data(), scratch_.size(), 0);
     if (count < 0 && errno == EINTR) continue;
     if (count < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) break;
-    if (count <= 0) return close(connection);
+    if (count <= 0) {
+      // A peer may end its side first and still read the replies to what it sent.
+      [[maybe_unused]] const Result<void> ignored = connection.out.flush(connection.fd.get());
+      return close(connection);
+    }
     feed(connection, {scratch_.data(), static_cast<size_t>(count)});
     if (!connections_.contains(id)) return;
     if (static_cast<size_t>(count) < scratch_.size()) break;

@@ -22,13 +22,13 @@ struct TcpStoreServerOptions {
   int listen_fd = -1;              ///< >= 0: adopt this listening socket (and own it) instead
   /// When set, a connection must prove that it knows it before anything else; PyTorch's clients
   /// cannot. @unit any bytes
-  std::string required_token;
+  std::string required_token = {};
   Bytes max_memory = 1_GiB;         ///< keys, values, and what connections hold
   int64_t max_connections = 65536;  ///< further ones are closed at once
   Duration handshake_limit = 10s;   ///< for VALIDATE and the token to arrive
   /// Told of each refused connection, once a minute for each peer address and kind of reason.
   /// Default: a warning in the log. @thread the server's own; must not block
-  std::function<void(const std::string&)> on_reject;
+  std::function<void(const std::string&)> on_reject = {};
 };
 
 class TcpStoreServer {
