@@ -1,0 +1,132 @@
+#include "dist/mesh/device_mesh.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "core/base/text.h"
+
+namespace muster {
+namespace {
+int rank_at(const std::vector<int>& sizes, const std::vector<int>& coordinate) {
+  int rank = 0;
+  for (size_t i = 0; i < sizes.size(); ++i) rank = rank * sizes[i] + coordinate[i];
+  return rank;
+}
+
+std::vector<int> sizes_of(const std::vector<DeviceMesh::Axis>& axes) {
+  std::vector<int> sizes;
+  for (const DeviceMesh::Axis& axis : axes) sizes.push_back(axis.size);
+  return sizes;
+}
+
+std::string describe_axes(const std::vector<DeviceMesh::Axis>& axes) {
+  std::vector<std::string> parts;
+  for (const DeviceMesh::Axis& axis : axes)
+    parts.push_back(fmt::format("{}={}", axis.name, axis.size));
+  return join(parts);
+}
+}  // namespace
+
+std::vector<int> coordinate_of(const std::vector<int>& sizes, int rank) {
+  std::vector<int> coordinate(sizes.size());
+  for (size_t i = sizes.size(); i-- > 0;) {
+    coordinate[i] = rank % sizes[i];
+    rank /= sizes[i];
+  }
+  return coordinate;
+}
+
+std::vector<int> ranks_along(const std::vector<int>& sizes, const std::vector<int>& coordinate,
+                             int axis) {
+  std::vector<int> ranks;
+  std::vector<int> at = coordinate;
+  for (int i = 0; i < sizes[static_cast<size_t>(axis)]; ++i) {
+    at[static_cast<size_t>(axis)] = i;
+    ranks.push_back(rank_at(sizes, at));
+  }
+  return ranks;
+}
+
+Result<MeshRef> DeviceMesh::open(std::shared_ptr<ProcessGroup> world, std::vector<Axis> axes,
+                                 Deadline deadline) {
+  int64_t product = 1;
+  for (size_t i = 0; i < axes.size(); ++i) {
+    product *= axes[i].size;
+    const auto same = [&](const Axis& other) { return other.name == axes[i].name; };
+    if (axes[i].name.empty() || axes[i].size < 1 ||
+        std::count_if(axes.begin(), axes.end(), same) > 1) {
+      return make_error(ErrorCode::kInvalidArgument,
+                        "mesh: axes have distinct names and sizes >= 1; got {}",
+                        describe_axes(axes));
+    }
+  }
+  if (axes.empty() || product != world->world_size()) {
+    return make_error(ErrorCode::kInvalidArgument,
+                      "mesh: {} ranks asked for, world size is {}; axes {}", product,
+                      world->world_size(), describe_axes(axes));
+  }
+  std::shared_ptr<DeviceMesh> mesh(new DeviceMesh());
+  const std::vector<int> sizes = sizes_of(axes);
+  mesh->axes_ = std::move(axes);
+  mesh->coordinate_ = coordinate_of(sizes, world->group_rank());
+  mesh->global_ranks_ = world->global_ranks();
+  for (int axis = 0; axis < mesh->num_axes(); ++axis) {
+    const std::vector<int> members = ranks_along(sizes, mesh->coordinate_, axis);
+    if (static_cast<int>(members.size()) == world->world_size()) {
+      mesh->groups_.push_back(world);
+      continue;
+    }
+    const std::string& name = mesh->axes_[static_cast<size_t>(axis)].name;
+    mesh->groups_.push_back(
+        MUSTER_TRY(world->subgroup(fmt::format("{}.{}.{}", world->name(), name, members.front()),
+                                   members, deadline),
+                   fmt::format("while opening axis {} of the mesh", name)));
+  }
+  return MeshRef(std::move(mesh));
+}
+
+int DeviceMesh::size() const noexcept {
+  int product = 1;
+  for (const Axis& axis : axes_) product *= axis.size;
+  return product;
+}
+
+int DeviceMesh::axis_index(const std::string& name) const {
+  for (size_t i = 0; i < axes_.size(); ++i) {
+    if (axes_[i].name == name) return static_cast<int>(i);
+  }
+  throw_error(ErrorCode::kNotFound, "mesh: no axis \"{}\"; the axes are {}", name,
+              describe_axes(axes_));
+}
+
+MeshRef DeviceMesh::slice(const std::vector<std::string>& names) const {
+  std::shared_ptr<DeviceMesh> mesh(new DeviceMesh());
+  std::vector<int> kept;
+  for (const std::string& name : names) {
+    const int axis = axis_index(name);
+    MUSTER_CHECK(std::find(kept.begin(), kept.end(), axis) == kept.end(),
+                 ErrorCode::kInvalidArgument, "mesh: each axis at most once in a slice; got {}",
+                 join(names));
+    kept.push_back(axis);
+    mesh->axes_.push_back(axes_[static_cast<size_t>(axis)]);
+    mesh->coordinate_.push_back(coordinate_[static_cast<size_t>(axis)]);
+    mesh->groups_.push_back(groups_[static_cast<size_t>(axis)]);
+  }
+  const std::vector<int> sizes = sizes_of(axes_);
+  const std::vector<int> kept_sizes = sizes_of(mesh->axes_);
+  for (int i = 0; i < mesh->size(); ++i) {
+    std::vector<int> at = coordinate_;
+    const std::vector<int> inner = coordinate_of(kept_sizes, i);
+    for (size_t k = 0; k < kept.size(); ++k) at[static_cast<size_t>(kept[k])] = inner[k];
+    mesh->global_ranks_.push_back(global_ranks_[static_cast<size_t>(rank_at(sizes, at))]);
+  }
+  return mesh;
+}
+
+std::string DeviceMesh::describe() const { return fmt::format("mesh [{}]", describe_axes(axes_)); }
+
+bool DeviceMesh::operator==(const DeviceMesh& other) const {
+  return describe() == other.describe() && global_ranks_ == other.global_ranks_;
+}
+}  // namespace muster
