@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <signal.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
 
@@ -122,7 +123,13 @@ Result<void> TcpStoreServer::Loop::watch(int fd, uint64_t id, uint32_t events) c
 Result<void> TcpStoreServer::Loop::start() {
   MUSTER_TRY(watch(wake_up_.fd(), kWakeUpId, EPOLLIN));
   MUSTER_TRY(watch(listener_.get(), kListenerId, EPOLLIN));
+  // Signals are for the threads of the program, which may wait for them.
+  sigset_t all;
+  sigset_t before;
+  ::sigfillset(&all);
+  ::pthread_sigmask(SIG_SETMASK, &all, &before);
   thread_ = std::thread([this] { run(); });
+  ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
   ::pthread_setname_np(thread_.native_handle(), "muster-store");
   return {};
 }
