@@ -34,14 +34,14 @@ class StridedArray {
   }
 
   [[nodiscard]] TensorView view() const {
-    return {const_cast<T*>(data_.data()), dtype_of<T>, sizes_.span(), strides_.span()};
+    return {const_cast<T*>(&data_[0].value), dtype_of<T>, sizes_.span(), strides_.span()};
   }
   [[nodiscard]] int64_t numel() const { return numel_of(sizes_.span()); }
   [[nodiscard]] const DimVector& sizes() const { return sizes_; }
 
   /// The element at a row-major position, whatever the strides.
-  T& operator[](int64_t flat) { return data_[static_cast<size_t>(offset(flat))]; }
-  const T& operator[](int64_t flat) const { return data_[static_cast<size_t>(offset(flat))]; }
+  T& operator[](int64_t flat) { return data_[static_cast<size_t>(offset(flat))].value; }
+  const T& operator[](int64_t flat) const { return data_[static_cast<size_t>(offset(flat))].value; }
 
   /// Row-major copy as double.
   [[nodiscard]] std::vector<double> values() const {
@@ -67,6 +67,10 @@ class StridedArray {
   }
 
  private:
+  struct Slot {  // keeps a vector of bool one of bytes
+    T value{};
+  };
+
   static T narrow(double value) {
     if constexpr (std::is_arithmetic_v<T>) {
       return static_cast<T>(value);
@@ -92,7 +96,7 @@ class StridedArray {
 
   DimVector sizes_;
   DimVector strides_;
-  std::vector<T> data_;
+  std::vector<Slot> data_;
 };
 
 /// Restores the number of threads at the end of a scope.
