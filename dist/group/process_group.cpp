@@ -137,8 +137,11 @@ ProcessGroup::WorkPtr ProcessGroup::all_gather(const std::vector<Tensor>& output
                                                const Tensor& input, bool async_op, Site site) {
   constexpr auto kKind = CollectiveKind::kAllGather;
   check_tensor(kKind, input, "input");
-  MUSTER_CHECK(outputs.size() == static_cast<size_t>(world_size()), ErrorCode::kInvalidArgument,
-               "all_gather: one output for each of {} ranks; got {}", world_size(), outputs.size());
+  const size_t per_rank = outputs.size() / static_cast<size_t>(world_size());
+  MUSTER_CHECK(per_rank > 0 && outputs.size() == per_rank * static_cast<size_t>(world_size()),
+               ErrorCode::kInvalidArgument,
+               "all_gather: the same number of outputs for each of {} ranks; got {}", world_size(),
+               outputs.size());
   uint64_t shapes = 1;
   for (const Tensor& output : outputs) {
     check_tensor(kKind, output, "each output");
@@ -148,9 +151,11 @@ ProcessGroup::WorkPtr ProcessGroup::all_gather(const std::vector<Tensor>& output
       shapes = hash_combine(shapes, static_cast<uint64_t>(size));
     shapes = hash_combine(shapes, 0);
   }
-  const Tensor& own = outputs[static_cast<size_t>(group_rank())];
-  MUSTER_CHECK(own.numel() == input.numel(), ErrorCode::kInvalidArgument,
-               "all_gather: output {} must have the size of this rank's input {}; got {}",
+  int64_t own = 0;
+  for (size_t i = 0; i < per_rank; ++i)
+    own += outputs[static_cast<size_t>(group_rank()) * per_rank + i].numel();
+  MUSTER_CHECK(own == input.numel(), ErrorCode::kInvalidArgument,
+               "all_gather: the outputs of rank {} must hold its input {}; got {} elements",
                group_rank(), input, own);
   return launch(kKind, ReduceOp::kSum, kNoPeer, outputs, {input}, &outputs[0], shapes, async_op,
                 site);

@@ -59,7 +59,8 @@ class ProcessGroup {
   /// @shape output [W * n, ...] or [W, n, ...] for input [n, ...]: rank r's input is the r-th piece
   WorkPtr all_gather_into_tensor(const Tensor& output, const Tensor& input, bool async_op = false,
                                  Site site = Site::current());
-  /// @shape one output per rank, each of that rank's input sizes (they may differ)
+  /// @shape P outputs per rank, rank by rank: those of rank r hold its input cut in order; sizes
+  /// may differ, so several parameters travel in one call
   WorkPtr all_gather(const std::vector<Tensor>& outputs, const Tensor& input, bool async_op = false,
                      Site site = Site::current());
   /// @shape input [W * n, ...] or [W, n, ...] for output [n, ...]: rank r receives the r-th piece

@@ -113,6 +113,7 @@ class ShmWork final : public Work {
                                                       const shm::WrittenDescriptor& theirs) const;
   void act();
   void act_all_reduce();
+  void act_gather();
   void act_all_to_all();
   void copy_staged_output();
   [[nodiscard]] const std::byte* input_of(int peer, int64_t nbytes) const;

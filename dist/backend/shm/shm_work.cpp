@@ -262,6 +262,29 @@ void ShmWork::act_all_reduce() {
   }
 }
 
+// Each rank's input goes to its outputs in order: one tensor for all, or P tensors a rank.
+void ShmWork::act_gather() {
+  const auto& outputs = request_.outputs;
+  const int64_t own = request_.inputs[0].nbytes();
+  if (outputs.size() == 1) {
+    for (int r = 0; r < group_->size(); ++r)
+      copy_bytes(bytes_of(outputs[0]) + r * own, input_of(r, own), own);
+    return;
+  }
+  const size_t per_rank = outputs.size() / static_cast<size_t>(group_->size());
+  for (int r = 0; r < group_->size(); ++r) {
+    const std::span<const Tensor> mine(outputs.data() + static_cast<size_t>(r) * per_rank,
+                                       per_rank);
+    int64_t nbytes = 0;
+    for (const Tensor& output : mine) nbytes += output.nbytes();
+    const std::byte* from = input_of(r, nbytes);
+    for (const Tensor& output : mine) {
+      copy_bytes(bytes_of(output), from, output.nbytes());
+      from += output.nbytes();
+    }
+  }
+}
+
 void ShmWork::act_all_to_all() {
   const int size = group_->size();
   const int own = group_->options.group_rank;
@@ -288,17 +311,9 @@ void ShmWork::act() {
     case CollectiveKind::kAllToAll:
       return act_all_to_all();
     case CollectiveKind::kAllGather:
-    case CollectiveKind::kGather: {
-      if (descriptor().kind == CollectiveKind::kGather && !is_root) return;
-      const bool is_one = request_.outputs.size() == 1;
-      for (size_t r = 0; r < size; ++r) {
-        const int64_t nbytes = is_one ? request_.inputs[0].nbytes() : request_.outputs[r].nbytes();
-        std::byte* to = is_one ? bytes_of(request_.outputs[0]) + static_cast<int64_t>(r) * nbytes
-                               : bytes_of(request_.outputs[r]);
-        copy_bytes(to, input_of(static_cast<int>(r), nbytes), nbytes);
-      }
+    case CollectiveKind::kGather:
+      if (descriptor().kind == CollectiveKind::kAllGather || is_root) act_gather();
       return;
-    }
     case CollectiveKind::kReduceScatter:
     case CollectiveKind::kReduce: {
       if (descriptor().kind == CollectiveKind::kReduce && !is_root) return;

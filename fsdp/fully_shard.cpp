@@ -1,0 +1,261 @@
+#include "fsdp/fully_shard.h"
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+
+#include "core/autograd/autograd.h"
+#include "core/ops/ops.h"
+#include "core/ops/optimizer.h"
+
+namespace muster::fsdp {
+
+/// What the groups of one tree share: their order, and the pass under way. One thread at a time.
+class SharedState {
+ public:
+  struct Unit {
+    std::shared_ptr<ParamGroup> group;
+    bool reshard_after_forward = true;
+    bool is_explicit = false;  ///< the caller chose reshard_after_forward
+  };
+
+  std::vector<std::shared_ptr<Unit>> units;  ///< order of creation; the root is the last
+  std::vector<Unit*> forward_order;          ///< of the last forward, with repetitions
+  bool requires_sync = true;
+  bool callback_queued = false;
+
+  // Called around a module's forward.
+  void before_forward(Unit& unit) {
+    if (&unit == units.back().get()) start_iteration();
+    unit.group->unshard();
+    prefetch_after(unit);
+  }
+  void after_forward(Unit& unit) {
+    forward_order.push_back(&unit);
+    const bool is_root = &unit == units.back().get();
+    const bool reshards = unit.is_explicit ? unit.reshard_after_forward : !is_root;
+    if (reshards) unit.group->reshard();
+  }
+
+  // Called when backward reaches a module's output.
+  void before_backward(Unit& unit) {
+    if (!callback_queued) {
+      callback_queued = true;
+      queue_callback([this] { finish_backward(); });
+    }
+    unit.group->unshard();
+    if (unit.group->options().prefetch > 0) prefetch_before(unit);
+  }
+
+  // Called when all gradients of a group have arrived.
+  void after_gradients(Unit& unit) {
+    if (requires_sync) {
+      unit.group->reduce_gradients();
+    } else {
+      unit.group->keep_gradients_unsharded();
+    }
+    unit.group->reshard();
+  }
+
+ private:
+  void start_iteration() { forward_order.clear(); }
+
+  // The next group of the last known order, gathered while this one computes.
+  void prefetch_after(Unit& unit) {
+    for (int ahead = 1; ahead <= unit.group->options().prefetch; ++ahead) {
+      const size_t next = forward_order.size() + static_cast<size_t>(ahead);
+      if (next < last_order_.size()) last_order_[next]->group->start_unshard(true);
+    }
+    if (&unit == units.back().get() && !forward_order.empty()) last_order_ = forward_order;
+  }
+
+  void prefetch_before(Unit& unit) {
+    const auto at = std::find(forward_order.rbegin(), forward_order.rend(), &unit);
+    int ahead = unit.group->options().prefetch;
+    for (auto next = at; next != forward_order.rend() && ahead > 0; ++next) {
+      if (*next == &unit) continue;
+      (*next)->group->start_unshard(true);
+      --ahead;
+    }
+  }
+
+  // Groups whose parameters were used in part, or whose inputs wanted no gradient.
+  void finish_backward() {
+    callback_queued = false;
+    last_order_ = forward_order;
+    for (const auto& unit : units) {
+      if (requires_sync && unit->group->any_gradient_arrived()) unit->group->reduce_gradients();
+      if (!requires_sync) unit->group->keep_gradients_unsharded();
+      unit->group->reshard();
+    }
+  }
+
+  std::vector<Unit*> last_order_;
+};
+
+namespace {
+// Which tree a module belongs to, while its handles or hooks live.
+std::map<const Module*, std::weak_ptr<SharedState>>& states() {
+  thread_local std::map<const Module*, std::weak_ptr<SharedState>> map;
+  return map;
+}
+
+std::shared_ptr<SharedState> state_below(Module& module) {
+  std::shared_ptr<SharedState> found;
+  for (const NamedModule& named : module.named_modules()) {
+    const auto at = states().find(named.module);
+    if (at == states().end()) continue;
+    std::shared_ptr<SharedState> state = at->second.lock();
+    if (!state) continue;
+    MUSTER_CHECK(named.module != &module, ErrorCode::kInvalidArgument,
+                 "fully_shard: module {} is sharded already; each module once, inner ones first",
+                 module.kind());
+    // Trees sharded apart are joined under their common root.
+    if (found && found != state) {
+      found->units.insert(found->units.end(), state->units.begin(), state->units.end());
+      state->units.clear();
+    } else {
+      found = state;
+    }
+  }
+  return found ? found : std::make_shared<SharedState>();
+}
+
+// Parameters below `module` that no group has taken, shared ones once with all their slots.
+std::vector<ShardedParam> free_parameters(Module& module) {
+  std::vector<ShardedParam> params;
+  std::map<TensorImpl*, size_t> known;
+  for (const TensorSlot& slot : module.parameter_slots()) {
+    if (is_dtensor(*slot.tensor)) continue;
+    const auto [at, is_new] = known.try_emplace(slot.tensor->impl(), params.size());
+    if (is_new) {
+      ShardedParam param;
+      param.name = slot.name;
+      param.init = slot.init;
+      params.push_back(std::move(param));
+    }
+    params[at->second].slots.push_back(slot.tensor);
+  }
+  return params;
+}
+
+Tensor cast_input(const Tensor& input, const Options& options) {
+  const std::optional<DType> dtype = options.mixed_precision.param_dtype;
+  if (!dtype || !is_floating(input.dtype()) || input.dtype() == *dtype) return {};
+  return to(input, *dtype);
+}
+}  // namespace
+
+Handle fully_shard(Module& module, const Options& options) {
+  std::shared_ptr<SharedState> state = state_below(module);
+  auto unit = std::make_shared<SharedState::Unit>();
+  unit->group = std::make_shared<ParamGroup>(module.kind(), free_parameters(module), options);
+  unit->is_explicit = options.reshard_after_forward.has_value();
+  unit->reshard_after_forward = options.reshard_after_forward.value_or(true);
+  state->units.push_back(unit);
+  for (const NamedModule& named : module.named_modules()) {
+    if (states().contains(named.module)) states()[named.module] = state;
+  }
+  states()[&module] = state;
+
+  SharedState::Unit* raw = unit.get();
+  // The hooks own the state: a module stays sharded after its handles are gone.
+  unit->group->on_gradient([weak = std::weak_ptr<SharedState>(state), raw] {
+    const std::shared_ptr<SharedState> alive = weak.lock();
+    if (alive && raw->group->all_gradients_arrived()) alive->after_gradients(*raw);
+  });
+  module.register_forward_pre_hook([state, raw](Module&, const Tensor& input) {
+    state->before_forward(*raw);
+    return cast_input(input, raw->group->options());
+  });
+  module.register_forward_hook([state, raw](Module&, const Tensor&, const Tensor& output) {
+    state->after_forward(*raw);
+    if (grad_enabled() && output.requires_grad()) {
+      register_hook(output, [state, raw](const Tensor&) {
+        state->before_backward(*raw);
+        return Tensor();
+      });
+    }
+    return Tensor();
+  });
+  module.require_hooked_call(
+      "it is sharded, and hooks gather its parameters; for other code call Handle::unshard() "
+      "first");
+  return Handle(unit->group, state);
+}
+
+void Handle::set_requires_gradient_sync(bool value) { state_->requires_sync = value; }
+
+void Handle::set_reshard_after_forward(bool value) {
+  for (const auto& unit : state_->units) {
+    if (unit->group != group_) continue;
+    unit->is_explicit = true;
+    unit->reshard_after_forward = value;
+  }
+}
+
+std::vector<std::shared_ptr<ParamGroup>> Handle::groups() const {
+  std::vector<std::shared_ptr<ParamGroup>> groups;
+  for (const auto& unit : state_->units) groups.push_back(unit->group);
+  return groups;
+}
+
+std::vector<NamedShard> sharded_parameters(Module& root) {
+  std::map<const Tensor*, std::string> names;
+  for (const TensorSlot& slot : root.parameter_slots()) names.try_emplace(slot.tensor, slot.name);
+  std::vector<NamedShard> found;
+  std::vector<const SharedState*> seen;
+  std::map<const Tensor*, ShardedParam*> by_slot;
+  for (const NamedModule& named : root.named_modules()) {
+    const auto at = states().find(named.module);
+    const std::shared_ptr<SharedState> state = at == states().end() ? nullptr : at->second.lock();
+    if (!state || std::find(seen.begin(), seen.end(), state.get()) != seen.end()) continue;
+    seen.push_back(state.get());
+    for (const auto& unit : state->units) {
+      for (ShardedParam& param : unit->group->params()) by_slot[param.slots.front()] = &param;
+    }
+  }
+  // The order of the module's own names, whatever the order of sharding.
+  for (const TensorSlot& slot : root.parameter_slots()) {
+    const auto at = by_slot.find(slot.tensor);
+    if (at != by_slot.end()) found.push_back({slot.name, at->second});
+  }
+  return found;
+}
+
+void init_parameters(Module& root, uint64_t seed) {
+  const NoGradGuard no_grad;
+  for (const NamedShard& shard : sharded_parameters(root)) {
+    ShardedParam& param = *shard.param;
+    init_parameter(shallow_detach(param.local), param.init, seed, shard.name, param.sizes,
+                   param.box.offsets);
+    param.is_initialized = true;
+  }
+}
+
+double clip_grad_norm_(const std::vector<NamedShard>& parameters, double max_norm) {
+  const NoGradGuard no_grad;
+  // One sum per mesh: a shard counts once, whoever holds it.
+  std::vector<std::pair<MeshRef, std::vector<Tensor>>> by_mesh;
+  for (const NamedShard& shard : parameters) {
+    const MeshRef& mesh = dtensor_spec(shard.param->sharded).mesh;
+    auto at = std::find_if(by_mesh.begin(), by_mesh.end(),
+                           [&](const auto& entry) { return entry.first == mesh; });
+    if (at == by_mesh.end()) at = by_mesh.insert(at, {mesh, {}});
+    const Tensor gradient = grad_of(shard.param->local);
+    if (gradient.defined() && gradient.numel() > 0) at->second.push_back(gradient);
+  }
+  double total = 0;
+  for (const auto& [mesh, gradients] : by_mesh) {
+    const Tensor sum = foreach_sum_of_squares(gradients);
+    mesh->group(0)->run(mesh->group(0)->all_reduce(sum));
+    total += sum.item();
+  }
+  const double norm = std::sqrt(total);
+  const double factor = std::min(1.0, max_norm / (norm + 1e-6));
+  if (max_norm > 0 && !(factor >= 1.0)) {
+    for (const auto& [mesh, gradients] : by_mesh) foreach_mul_(gradients, factor);
+  }
+  return norm;
+}
+}  // namespace muster::fsdp

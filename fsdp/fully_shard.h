@@ -1,0 +1,67 @@
+#pragma once
+/// fully_shard(): FSDP2-style sharding of a module, bottom-up, by hooks.
+///
+///   for (Module* block : blocks) fsdp::fully_shard(*block, options);
+///   fsdp::Handle root = fsdp::fully_shard(model, options);
+///
+/// Each call makes one group of the parameters below the module that no earlier call took. Forward
+/// gathers a group before its module runs; backward gathers it again where it was freed, reduces
+/// its gradients as soon as all have arrived, and leaves every rank the gradient of its rows.
+/// @source torch.distributed.fsdp.fully_shard of PyTorch 2.13
+
+#include <memory>
+#include <vector>
+
+#include "fsdp/param_group.h"
+
+namespace muster::fsdp {
+
+class SharedState;
+
+/// Control over a sharded module. Copies refer to the same group.
+class Handle {
+ public:
+  Handle(std::shared_ptr<ParamGroup> group, std::shared_ptr<SharedState> state)
+      : group_(std::move(group)), state_(std::move(state)) {}
+
+  /// False: backward keeps whole gradients on each rank and communicates nothing (gradient
+  /// accumulation); true: the next backward reduces what has accumulated. For the whole tree.
+  void set_requires_gradient_sync(bool value);
+  void set_reshard_after_forward(bool value);
+  /// Gathers now, or frees now; for code that reads parameters outside forward.
+  void unshard() { group_->unshard(); }
+  void reshard() { group_->reshard(); }
+
+  [[nodiscard]] ParamGroup& group() const { return *group_; }
+  /// All groups of the tree below the root, in order of creation.
+  [[nodiscard]] std::vector<std::shared_ptr<ParamGroup>> groups() const;
+
+ private:
+  std::shared_ptr<ParamGroup> group_;
+  std::shared_ptr<SharedState> state_;
+};
+
+/// Shards the parameters of `module`. Call it on inner modules first, on the root last; all ranks
+/// in the same order. The module must outlive the handle. `forward` then refuses to be called
+/// directly.
+/// @error kInvalidArgument the module is a container without forward, was sharded before, or a tied
+/// parameter is visible to an earlier group; what ParamGroup throws
+Handle fully_shard(Module& module, const Options& options);
+
+/// Gives every sharded parameter of the tree its initial value, by (seed, name, global index):
+/// equal to initialising the whole model and sharding it then.
+void init_parameters(Module& root, uint64_t seed);
+
+/// Sharded parameters of the tree with names from the root: {name, group parameter}.
+struct NamedShard {
+  std::string name;
+  ShardedParam* param = nullptr;
+};
+std::vector<NamedShard> sharded_parameters(Module& root);
+
+/// Clips by the global norm over all ranks: every shard counts once. Returns the norm before
+/// clipping; scales by min(1, max_norm / (norm + 1e-6)). Parameters without gradient are left out.
+/// @collective all ranks of the parameters' mesh, once a call
+double clip_grad_norm_(const std::vector<NamedShard>& parameters, double max_norm);
+
+}  // namespace muster::fsdp

@@ -1,0 +1,96 @@
+#pragma once
+/// ParamGroup: parameters that are gathered, freed and reduced together.
+///
+/// sharded -> gathering -> unsharded -> (reducing) -> sharded. Each rank keeps one piece of rows
+/// per parameter, all pieces in one flat buffer of shared memory that peers read in place. Gathered
+/// parameters keep their identity: their storage is freed and comes back, so what autograd saved
+/// stays valid. Padding exists only inside the reduce buffer.
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/autograd/node.h"
+#include "core/nn/module.h"
+#include "dist/tensor/dtensor.h"
+#include "fsdp/options.h"
+
+namespace muster::fsdp {
+
+/// One parameter of a group.
+struct ShardedParam {
+  std::string name;            ///< dotted, from the module given to fully_shard
+  std::vector<Tensor*> slots;  ///< where the module holds it; several when shared
+  InitSpec init;
+  bool requires_grad = true;
+  bool is_initialized = false;  ///< false after meta construction, until values are written
+  DimVector sizes;              ///< global
+  ShardBox box;                 ///< this rank's rows
+  Tensor sharded;               ///< DTensor; registered while sharded
+  Tensor local;                 ///< its piece: a leaf, view of the flat buffer
+  Tensor unsharded;             ///< whole; registered while unsharded; memory comes and goes
+};
+
+class ParamGroup {
+ public:
+  enum class State : uint8_t { kSharded, kGathering, kUnsharded };
+
+  /// Takes the parameters over: copies this rank's rows and puts sharded tensors into the slots.
+  /// Parameters on the meta device get memory for this rank's rows, uninitialised.
+  /// @error kInvalidArgument mixed dtypes, a parameter that is not contiguous, integer parameters
+  ParamGroup(std::string name, std::vector<ShardedParam> params, const Options& options);
+  ParamGroup(const ParamGroup&) = delete;
+  ParamGroup& operator=(const ParamGroup&) = delete;
+
+  [[nodiscard]] const std::string& name() const noexcept { return name_; }
+  [[nodiscard]] State state() const noexcept { return state_; }
+  [[nodiscard]] std::vector<ShardedParam>& params() noexcept { return params_; }
+
+  /// Starts the gather without waiting. @collective all ranks of the mesh axis
+  void start_unshard(bool async_op);
+  /// Gathers if needed, waits, and registers whole parameters. @collective as start_unshard
+  /// @error kFailedPrecondition a parameter has no values yet; what the group's run() throws
+  void unshard();
+  /// Frees whole parameters and registers sharded ones. Local.
+  void reshard();
+
+  /// True once every parameter that wants a gradient has one since the last reduction.
+  [[nodiscard]] bool all_gradients_arrived() const noexcept { return num_arrived_ == num_wanted_; }
+  [[nodiscard]] bool any_gradient_arrived() const noexcept { return num_arrived_ > 0; }
+  /// Called when a parameter's gradient was accumulated; set by fully_shard.
+  void on_gradient(std::function<void()> callback) { on_gradient_ = std::move(callback); }
+  /// Reduces the gradients that exist and leaves each rank its rows, added to what is there.
+  /// @collective all ranks of the mesh axis
+  void reduce_gradients();
+  /// Forgets that gradients arrived, without reducing: they stay in the whole parameters.
+  void keep_gradients_unsharded() noexcept { num_arrived_ = 0; }
+
+  [[nodiscard]] const Options& options() const noexcept { return options_; }
+  /// Bytes of the flat shard buffer: what this rank keeps of the parameters.
+  [[nodiscard]] int64_t shard_nbytes() const noexcept { return flat_.nbytes(); }
+  [[nodiscard]] uint64_t num_gathers() const noexcept { return num_gathers_; }
+
+ private:
+  void make_local_pieces(const std::vector<Tensor>& whole);
+  void make_unsharded();
+  Tensor gather_input();
+  void install_gradient(ShardedParam& param, const Tensor& reduced);
+  [[nodiscard]] ProcessGroup& group() const { return *options_.mesh->group(0); }
+
+  std::string name_;
+  std::vector<ShardedParam> params_;
+  Options options_;
+  DType dtype_ = kDefaultDType;
+  DType gather_dtype_ = kDefaultDType;
+  State state_ = State::kSharded;
+  Tensor flat_;                 // this rank's rows of all parameters, in the communication arena
+  Tensor gather_input_;         // flat_, or its cast; alive while a gather is in flight
+  std::vector<Tensor> pieces_;  // rows of every whole parameter by (rank, parameter)
+  ProcessGroup::WorkPtr gather_;
+  int num_wanted_ = 0;
+  int num_arrived_ = 0;
+  uint64_t num_gathers_ = 0;
+  std::function<void()> on_gradient_;
+};
+
+}  // namespace muster::fsdp
