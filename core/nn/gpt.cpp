@@ -1,0 +1,106 @@
+#include "core/nn/gpt.h"
+
+#include <cmath>
+
+#include "core/ops/ops.h"
+
+namespace muster {
+namespace {
+LinearOptions projection(const GptConfig& config, int64_t in, int64_t out) {
+  return {.in_features = in,
+          .out_features = out,
+          .bias = config.bias,
+          .weight_init = InitSpec::normal(config.init_std)};
+}
+
+// Two branches a block add up along the residual stream.
+LinearOptions residual_projection(const GptConfig& config, int64_t in, int64_t out) {
+  LinearOptions options = projection(config, in, out);
+  options.weight_init = InitSpec::normal(
+      config.init_std / std::sqrt(2.0 * static_cast<double>(std::max<int64_t>(config.layers, 1))));
+  return options;
+}
+}  // namespace
+
+CausalSelfAttention::CausalSelfAttention(const GptConfig& config)
+    : Module("CausalSelfAttention"),
+      heads_(config.heads),
+      dropout_(config.dropout),
+      c_attn_(add_module<Linear>("c_attn", projection(config, config.dim, 3 * config.dim))),
+      c_proj_(add_module<Linear>("c_proj", residual_projection(config, config.dim, config.dim))),
+      resid_dropout_(add_module<Dropout>("resid_dropout", config.dropout)) {}
+
+Tensor CausalSelfAttention::compute(const Tensor& input) {
+  const int64_t batch = input.size(0), length = input.size(1), dim = input.size(2);
+  // [B, T, 3, H, D]: queries, keys and values are strided views, read in place.
+  const Tensor packed =
+      view(c_attn_(input), {batch, length, 3, heads_, dim / std::max<int64_t>(heads_, 1)});
+  const std::vector<Tensor> parts = unbind(packed, 2);
+  SdpaOptions options;
+  options.causal = CausalAlignment::kUpperLeft;
+  options.dropout_p = is_training() ? dropout_ : 0.0;
+  const Tensor heads = scaled_dot_product_attention(
+      transpose(parts[0], 1, 2), transpose(parts[1], 1, 2), transpose(parts[2], 1, 2), options);
+  return resid_dropout_(c_proj_(reshape(transpose(heads, 1, 2), {batch, length, dim})));
+}
+
+GptMlp::GptMlp(const GptConfig& config)
+    : Module("GptMlp"),
+      c_fc_(add_module<Linear>("c_fc", projection(config, config.dim, 4 * config.dim))),
+      c_proj_(
+          add_module<Linear>("c_proj", residual_projection(config, 4 * config.dim, config.dim))),
+      dropout_(add_module<Dropout>("dropout", config.dropout)) {}
+
+Tensor GptMlp::compute(const Tensor& input) {
+  return dropout_(c_proj_(gelu(c_fc_(input), "tanh")));
+}
+
+GptBlock::GptBlock(const GptConfig& config)
+    : Module("GptBlock"),
+      ln_1_(add_module<LayerNorm>("ln_1", config.dim, config.layer_norm_eps, config.bias)),
+      attn_(add_module<CausalSelfAttention>("attn", config)),
+      ln_2_(add_module<LayerNorm>("ln_2", config.dim, config.layer_norm_eps, config.bias)),
+      mlp_(add_module<GptMlp>("mlp", config)) {}
+
+Tensor GptBlock::compute(const Tensor& input) {
+  const Tensor x = add(input, attn_(ln_1_(input)));
+  return add(x, mlp_(ln_2_(x)));
+}
+
+Gpt::Gpt(const GptConfig& config)
+    : Module("Gpt"),
+      config_(config),
+      wte_(add_module<Embedding>("wte", config.vocab_size, config.dim,
+                                 InitSpec::normal(config.init_std))),
+      wpe_(add_module<Embedding>("wpe", config.max_positions, config.dim,
+                                 InitSpec::normal(config.init_std))),
+      drop_(add_module<Dropout>("drop", config.dropout)),
+      h_(add_module<ModuleList>("h")),
+      ln_f_(add_module<LayerNorm>("ln_f", config.dim, config.layer_norm_eps, config.bias)) {
+  MUSTER_CHECK(config.heads > 0 && config.dim % config.heads == 0, ErrorCode::kInvalidArgument,
+               "Gpt: dim must be a multiple of heads; got {} and {}", config.dim, config.heads);
+  for (int64_t i = 0; i < config.layers; ++i) h_.append<GptBlock>(config);
+  if (!config.tied_head) {
+    LinearOptions head = projection(config, config.dim, config.vocab_size);
+    head.bias = false;
+    lm_head_ = &add_module<Linear>("lm_head", head);
+  }
+}
+
+Tensor Gpt::compute(const Tensor& tokens) {
+  MUSTER_CHECK(tokens.ndim() == 2 && tokens.size(1) <= config_.max_positions,
+               ErrorCode::kInvalidArgument,
+               "Gpt: tokens must be [batch, length] of length at most {}; got {}",
+               config_.max_positions, tokens);
+  const Tensor positions = arange(tokens.size(1), DType::kI64, tokens.device());
+  Tensor x = drop_(add(wte_(tokens), wpe_(positions)));
+  for (Module* block : h_) x = (*block)(x);
+  x = ln_f_(x);
+  return lm_head_ == nullptr ? linear(x, wte_.weight()) : (*lm_head_)(x);
+}
+
+LossSum Gpt::loss(const Tensor& tokens, const Tensor& targets) {
+  const Tensor logits = (*this)(tokens);
+  return cross_entropy_sum_count(reshape(logits, {-1, config_.vocab_size}), reshape(targets, {-1}));
+}
+}  // namespace muster
