@@ -185,10 +185,11 @@ T backward(T g, T x, const Numbers<T>& p) {
     return g * (w + x * (T(1) - w * w) / (T(1) + std::exp(-x)));
   }
   if constexpr (kind == K::kHardswishBackward) {
-    return x < T(-3) ? T(0) : x <= T(3) ? g * (x / T(3) + T(0.5)) : g;
+    return x <= T(-3) ? T(0) : x < T(3) ? g * (x / T(3) + T(0.5)) : g;
   }
   if constexpr (kind == K::kHardsigmoidBackward) {
-    return x > T(-3) && x < T(3) ? g / T(6) : T(0);
+    // The factor is an f32 also in f64, as in PyTorch.
+    return x > T(-3) && x < T(3) ? g * T(1.0f / 6.0f) : T(0);
   }
   if constexpr (kind == K::kSoftshrinkBackward) return x >= -p.a && x <= p.a ? T(0) : g;
   return g;

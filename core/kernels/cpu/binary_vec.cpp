@@ -38,7 +38,7 @@ MUSTER_BINARY(Div, a / b);
 MUSTER_BINARY(Maximum, or_nan(a, b, hn::IfThenElse(hn::Lt(a, b), b, a)));
 MUSTER_BINARY(Minimum, or_nan(a, b, hn::IfThenElse(hn::Lt(b, a), b, a)));
 MUSTER_BINARY(Equal, one_if(hn::Eq(a, b)));
-MUSTER_BINARY(NotEqual, one_if(hn::Ne(a, b)));
+MUSTER_BINARY(NotEqual, one_if(hn::Not(hn::Eq(a, b))));
 MUSTER_BINARY(Less, one_if(hn::Lt(a, b)));
 MUSTER_BINARY(LessEqual, one_if(hn::Le(a, b)));
 MUSTER_BINARY(Greater, one_if(hn::Gt(a, b)));
@@ -72,11 +72,11 @@ struct SiluBackward {
 struct GeluBackward {
   const Numbers<float> p;
   HWY_INLINE VF operator()(VF g, VF x) const {
-    // Beyond 20 the derivative is exactly 0 or 1.
+    // Beyond 20 the derivative is exactly 0 or 1; nan at the infinities, as in PyTorch.
     const VF bounded = hn::IfThenElse(hn::Gt(hn::Abs(x), K(20.0f)), hn::CopySign(K(20.0f), x), x);
     VF density;
     const VF cdf = normal_cdf(bounded, &density);
-    return g * keep_nan(x, hn::MulAdd(bounded, density, cdf));
+    return g * keep_nan(x, hn::MulAdd(x, density, cdf));
   }
 };
 
@@ -88,7 +88,7 @@ struct GeluTanhBackward {
     const float scale = 1.5957691216f;
     const VF s = vsigmoid(bounded * hn::MulAdd(square, K(0.044715f * scale), K(scale)));
     const VF slope = hn::MulAdd(square, K(3.0f * 0.044715f * scale), K(scale));
-    return g * s * hn::MulAdd(bounded * (K(1.0f) - s), slope, K(1.0f));
+    return g * s * hn::MulAdd(x * (K(1.0f) - s), slope, K(1.0f));
   }
 };
 
@@ -123,7 +123,7 @@ void Loop(void* out, const void* const* in, int64_t count, const PointwiseParams
 struct Where {
   const Numbers<float> p;
   HWY_INLINE VF operator()(VF a, VF b, VF c) const {
-    return hn::IfThenElse(hn::Ne(a, hn::Zero(F32())), b, c);
+    return hn::IfThenElse(hn::Eq(a, hn::Zero(F32())), c, b);
   }
 };
 struct Addcmul {

@@ -162,9 +162,12 @@ BlockFn defined_or_throw(BlockFn fn, const char* family, int kind, ComputeType t
   return fn;
 }
 
-// bool has no arithmetic of its own: ~x would be nonzero for both values.
+// Kinds that another one computes in that dtype: bool has no ~ of its own, as both values would
+// give nonzero; an integer hardtanh is a clamp.
 UnaryKind kind_for(UnaryKind kind, DType dtype) {
-  return kind == UnaryKind::kBitwiseNot && dtype == DType::kBool ? UnaryKind::kLogicalNot : kind;
+  if (kind == UnaryKind::kBitwiseNot && dtype == DType::kBool) return UnaryKind::kLogicalNot;
+  if (kind == UnaryKind::kHardtanh && !is_floating(dtype)) return UnaryKind::kClamp;
+  return kind;
 }
 
 // Strides of a view that repeats one element.

@@ -27,15 +27,15 @@ struct SumOfSquares {
   // The square of an f32 is exact in f64, so a fused step rounds the same.
   static HWY_INLINE V step(V sum, V x) { return hn::MulAdd(x, x, sum); }
 };
-// A nan, once there, stays: nothing compares greater.
+// A nan, once there, stays: nothing compares greater. Ne would be false for nan on AVX.
 struct Amax {
   static HWY_INLINE V step(V best, V x) {
-    return hn::IfThenElse(hn::Or(hn::Gt(x, best), hn::Ne(x, x)), x, best);
+    return hn::IfThenElse(hn::Or(hn::Gt(x, best), hn::Not(hn::Eq(x, x))), x, best);
   }
 };
 struct Amin {
   static HWY_INLINE V step(V best, V x) {
-    return hn::IfThenElse(hn::Or(hn::Lt(x, best), hn::Ne(x, x)), x, best);
+    return hn::IfThenElse(hn::Or(hn::Lt(x, best), hn::Not(hn::Eq(x, x))), x, best);
   }
 };
 struct LargestMagnitude {

@@ -28,7 +28,7 @@ T basic(T x, const Numbers<T>& p) {
   if constexpr (kind == K::kAbs) return x < 0 ? wrapping_sub(T(0), x) : x;
   if constexpr (kind == K::kSign) return static_cast<T>((x > 0) - (x < 0));
   if constexpr (kind == K::kSquare) return wrapping_mul(x, x);
-  if constexpr (kind == K::kRelu) return x <= 0 ? T(0) : x;
+  if constexpr (kind == K::kRelu) return x < 0 ? T(0) : x;
   if constexpr (kind == K::kLogicalNot) return static_cast<T>(x == 0);
   if constexpr (kind == K::kBitwiseNot && !std::is_floating_point_v<T>) return ~x;
   // A lower bound above the upper one gives the upper one, as in PyTorch.

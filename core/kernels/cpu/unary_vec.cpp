@@ -28,7 +28,7 @@ HWY_INLINE VF softplus_of_magnitude(VF x) { return vlog1p(vexp(hn::Neg(hn::Abs(x
 MUSTER_UNARY(Negate, hn::Neg(x));
 MUSTER_UNARY(Magnitude, hn::Abs(x));
 MUSTER_UNARY(Square, x* x);
-MUSTER_UNARY(Relu, hn::IfThenZeroElse(hn::Le(x, hn::Zero(F32())), x));
+MUSTER_UNARY(Relu, hn::IfThenZeroElse(hn::Lt(x, hn::Zero(F32())), x));
 MUSTER_UNARY(Reciprocal, K(1.0f) / x);
 MUSTER_UNARY(SquareRoot, hn::Sqrt(x));
 MUSTER_UNARY(ReciprocalRoot, K(1.0f) / hn::Sqrt(x));

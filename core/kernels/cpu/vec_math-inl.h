@@ -103,7 +103,8 @@ HWY_INLINE VF vexpm1(VF x) {
   const VF half_scale = power_of_two(n - hn::Set(I32(), 1));
   const VF half_y = hn::MulAdd(half_scale, p, half_scale - K(0.5f));
   const VF y = half_y + half_y;
-  return hn::IfThenElse(hn::Eq(x, hn::Zero(F32())), x, keep_nan(x, y));
+  // The halves lose what is subnormal, and the sign of zero.
+  return hn::IfThenElse(hn::Lt(hn::Abs(x), K(0x1p-30f)), x, keep_nan(x, y));
 }
 
 HWY_INLINE VF vlog(VF x) {
