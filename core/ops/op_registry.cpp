@@ -5,15 +5,19 @@
 namespace muster::ops {
 
 #define MUSTER_OP(name) OpDef define_##name();
+#define MUSTER_OPS(family) void define_##family##_ops(OpTable& table);
 #include "core/ops/op_list.inc"
 #undef MUSTER_OP
+#undef MUSTER_OPS
 
 namespace {
 bool fill_table() {
   OpTable& table = op_table();
 #define MUSTER_OP(name) table.add(define_##name());
+#define MUSTER_OPS(family) define_##family##_ops(table);
 #include "core/ops/op_list.inc"
 #undef MUSTER_OP
+#undef MUSTER_OPS
   install_autograd();
   return true;
 }

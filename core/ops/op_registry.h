@@ -16,3 +16,6 @@ const OpTable& all_ops();
 
 /// Opens the function that returns the OpDef of one operator; op_list.inc names it once.
 #define MUSTER_DEFINE_OP(name) ::muster::OpDef define_##name()
+
+/// Opens the function that adds the operators of one family to `table`; op_list.inc names it once.
+#define MUSTER_DEFINE_OPS(family) void define_##family##_ops(::muster::OpTable& table)
