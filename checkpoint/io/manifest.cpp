@@ -114,6 +114,8 @@ StoredTensor parse_tensor(const json& value, const Manifest& manifest) {
   tensor.dtype = parse_dtype(value.at("dtype").get<std::string>()).value();
   tensor.global_sizes = parse_dims(value.at("shape"), "shape");
   tensor.digest = parse_hex(value.at("digest"));
+  MUSTER_CHECK(catch_error([&] { return numel(tensor.global_sizes); }).ok(), ErrorCode::kCorruption,
+               "tensor \"{}\": shape {} overflows", tensor.name, to_string(tensor.global_sizes));
   for (const json& box : value.at("boxes"))
     tensor.boxes.push_back(parse_box(box, manifest, tensor));
   return tensor;

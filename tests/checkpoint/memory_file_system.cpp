@@ -8,12 +8,20 @@
 
 namespace muster::checkpoint {
 
+// A change of a folder that is not synced yet. Each reaches the disk whole or not at all.
+struct MemoryFileSystem::Change {
+  std::string removed;
+  std::string added;
+  NodePtr node;
+};
+
 struct MemoryFileSystem::Node {
   bool is_directory = false;
   std::vector<std::byte> content;
   std::vector<std::byte> durable_content;
   std::map<std::string, NodePtr> children;
   std::map<std::string, NodePtr> durable_children;
+  std::vector<Change> pending;  // since durable_children
 };
 
 namespace {
@@ -88,12 +96,14 @@ MemoryFileSystem::NodePtr MemoryFileSystem::copy(const Node& node) {
   // A node can be reached by its durable and by its new name: the copy keeps them one.
   std::map<const Node*, NodePtr> copies;
   const std::function<NodePtr(const NodePtr&)> visit = [&](const NodePtr& from) {
+    if (!from) return from;
     NodePtr& to = copies[from.get()];
     if (to) return to;
     to = std::make_shared<Node>(*from);
     const NodePtr made = to;
     for (auto& [name, child] : made->children) child = visit(child);
     for (auto& [name, child] : made->durable_children) child = visit(child);
+    for (Change& change : made->pending) change.node = visit(change.node);
     return made;
   };
   return visit(std::make_shared<Node>(node));
@@ -113,10 +123,11 @@ MemoryFileSystem::NodePtr MemoryFileSystem::survive(const Node& node, PowerLoss 
   std::map<std::string, NodePtr> names = node.durable_children;
   if (loss == PowerLoss::kNamesOnly) names = node.children;
   if (loss == PowerLoss::kRandom) {
-    for (const auto& [name, child] : node.children)
-      if (rng() % 2 == 0) names[name] = child;
-    for (const auto& [name, child] : node.durable_children)
-      if (node.children.count(name) == 0 && rng() % 2 == 0) names.erase(name);
+    for (const Change& change : node.pending) {
+      if (rng() % 2 == 0) continue;
+      if (!change.removed.empty()) names.erase(change.removed);
+      if (change.node) names[change.added] = change.node;
+    }
   }
   for (const auto& [name, child] : names) made->children[name] = survive(*child, loss, rng);
   made->durable_content = made->content;
@@ -159,11 +170,14 @@ Result<std::unique_ptr<WritableFile>> MemoryFileSystem::create(const std::string
   MUSTER_TRY(before("create " + path));
   const std::lock_guard lock(mutex_);
   Node* parent = MUSTER_TRY(parent_of(path));
-  NodePtr& node = parent->children[parts_of(path).back()];
-  if (node)
+  const std::string name = parts_of(path).back();
+  NodePtr& node = parent->children[name];
+  if (node) {
     node->content.clear();
-  else
+  } else {
     node = std::make_shared<Node>();
+    parent->pending.push_back({"", name, node});
+  }
   return std::unique_ptr<WritableFile>(std::make_unique<File>(*this, node, path));
 }
 
@@ -213,6 +227,7 @@ Result<void> MemoryFileSystem::make_directories(const std::string& path) {
     if (!child) {
       child = std::make_shared<Node>();
       child->is_directory = true;
+      node->pending.push_back({"", part, child});
     }
     node = child.get();
   }
@@ -227,11 +242,13 @@ Result<void> MemoryFileSystem::rename(const std::string& from, const std::string
   const auto it = old_parent->children.find(parts_of(from).back());
   if (it == old_parent->children.end()) return missing("rename", from);
   const NodePtr node = it->second;
+  // All renames here stay in one folder.
   NodePtr& target = new_parent->children[parts_of(to).back()];
   if (target && target->is_directory && !target->children.empty())
     return make_error(ErrorCode::kIo, "rename {} to {}: Directory not empty", from, to);
   target = node;
   old_parent->children.erase(parts_of(from).back());
+  new_parent->pending.push_back({parts_of(from).back(), parts_of(to).back(), node});
   return {};
 }
 
@@ -240,6 +257,7 @@ Result<void> MemoryFileSystem::remove_file(const std::string& path) {
   const std::lock_guard lock(mutex_);
   Node* parent = MUSTER_TRY(parent_of(path));
   if (parent->children.erase(parts_of(path).back()) == 0) return missing("unlink", path);
+  parent->pending.push_back({parts_of(path).back(), "", nullptr});
   return {};
 }
 
@@ -252,6 +270,7 @@ Result<void> MemoryFileSystem::remove_directory(const std::string& path) {
     return make_error(ErrorCode::kIo, "rmdir {}: Directory not empty", path);
   Node* parent = MUSTER_TRY(parent_of(path));
   parent->children.erase(parts_of(path).back());
+  parent->pending.push_back({parts_of(path).back(), "", nullptr});
   return {};
 }
 
@@ -261,6 +280,7 @@ Result<void> MemoryFileSystem::sync_directory(const std::string& path) {
   Node* node = find(path);
   if (node == nullptr) return missing("fsync", path);
   node->durable_children = node->children;
+  node->pending.clear();
   return {};
 }
 }  // namespace muster::checkpoint

@@ -19,7 +19,7 @@ namespace muster::checkpoint {
 enum class PowerLoss {
   kNothing,    ///< only what was synced
   kNamesOnly,  ///< all names, but file content only as of its last sync
-  kRandom,     ///< each name and each tail of a file by the toss of a coin
+  kRandom,     ///< each change of a folder and each tail of a file by the toss of a coin
 };
 
 class MemoryFileSystem final : public FileSystem {
@@ -56,6 +56,7 @@ class MemoryFileSystem final : public FileSystem {
 
  private:
   struct Node;
+  struct Change;
   using NodePtr = std::shared_ptr<Node>;
   class File;
 

@@ -14,9 +14,7 @@ using nlohmann::json;
 using ::testing::HasSubstr;
 
 std::string golden(const std::string& name) {
-  std::string folder = __FILE__;
-  for (int up = 0; up < 3; ++up) folder = path_parent(folder);
-  return path_join(path_join(folder, "golden/checkpoints"), name);
+  return path_join(MUSTER_SOURCE_DIR, "tests/golden/checkpoints/" + name);
 }
 
 std::vector<json> golden_lines(const std::string& name) {
