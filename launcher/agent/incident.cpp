@@ -126,8 +126,9 @@ Result<std::string> write_incident(const std::string& directory, const Incident&
 
 std::string incident_summary(const Incident& incident, const std::string& record) {
   const Worker* cause = cause_of(incident);
-  std::string text = fmt::format("{} failed in attempt {}: {}\n", incident.plan->spec.title,
-                                 incident.info.attempt, incident.decision.reason);
+  std::string text = fmt::format("{} {} in attempt {}: {}\n", incident.plan->spec.title,
+                                 cause == nullptr ? "ended" : "failed", incident.info.attempt,
+                                 incident.decision.reason);
   text += fmt::format("  {:>4}  {:>8}  {:>10}  {:<10}  {}\n", "rank", "pid", "when", "", "end");
   for (const Worker& worker : *incident.workers) {
     const std::string when =
@@ -142,13 +143,17 @@ std::string incident_summary(const Incident& incident, const std::string& record
         worker_log_dir(*incident.plan, incident.info.attempt, cause->local_rank);
     const ErrorFile error = read_error_file(folder.empty() ? "" : folder + "/error.json");
     if (error.found) {
-      text += fmt::format("  error of global rank {}: {}\n", cause->local_rank, error.message);
-      for (const std::string& line : split(trim(error.stack), '\n')) text += "    " + line + "\n";
+      text +=
+          fmt::format("  error of global rank {}: {}\n", cause->local_rank, trim(error.message));
+      const std::string_view stack = trim(error.stack);
+      for (const std::string& line : split(stack, '\n')) {
+        if (!stack.empty()) text += "    " + line + "\n";
+      }
     } else {
       append_last_lines(text, incident, cause->local_rank);
     }
   }
-  if (incident.plan->write_files) text += fmt::format("  logs: {}\n", incident.plan->log_dir);
+  if (keeps_logs(*incident.plan)) text += fmt::format("  logs: {}\n", incident.plan->log_dir);
   if (!record.empty()) text += fmt::format("  record: {}\n", record);
   return text;
 }

@@ -121,6 +121,9 @@ void tell_once(const JobPlan& plan) {
     MUSTER_LOG(kWarn, "{} of this environment {} replaced in the workers'", join(replaced),
                replaced.size() == 1 ? "is" : "are");
   }
+  if (keeps_logs(plan) && spec.logs.dir.empty() && !spec.is_recipe) {
+    MUSTER_LOG(kInfo, "log files go to {}", plan.log_dir);
+  }
   const auto is_omp = [](const std::string& entry) {
     return entry.starts_with("OMP_NUM_THREADS=");
   };

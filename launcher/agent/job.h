@@ -41,9 +41,12 @@ struct LogOptions {
 };
 
 struct JobSpec {
-  std::vector<std::string> command;    ///< of each worker; the first is looked up on PATH
-  bool substitute_local_rank = false;  ///< ${local_rank} in the arguments, as string.Template does
-  std::string title;                   ///< names the job in messages: "train.py"
+  std::vector<std::string> command;  ///< of each worker; the first is looked up on PATH
+  /// What is replaced in the arguments: nothing; ${local_rank} alone; all that torchrun replaces,
+  /// which is string.Template and so makes "$" of "$$".
+  enum class Substitution : uint8_t { kNone, kLocalRank, kTemplate };
+  Substitution substitution = Substitution::kNone;
+  std::string title;  ///< names the job in messages: "train.py"
   int local_world_size = 1;
   RestartPolicy policy;
   std::string run_id;  ///< "" = a fresh UUID

@@ -136,6 +136,12 @@ std::string worker_log_dir(const JobPlan& plan, int attempt, int local_rank) {
   return fmt::format("{}/attempt_{}/{}", plan.log_dir, attempt, local_rank);
 }
 
+bool keeps_logs(const JobPlan& plan) {
+  const LogOptions& logs = plan.spec.logs;
+  return plan.write_files ||
+         (!plan.log_dir.empty() && !(logs.tee.empty() && logs.redirects.empty()));
+}
+
 Result<JobPlan> make_job_plan(const JobSpec& spec) {
   JobPlan plan;
   plan.spec = spec;

@@ -32,6 +32,9 @@ Result<JobPlan> make_job_plan(const JobSpec& spec);
 /// The folder of one worker in one attempt; "" without log_dir.
 std::string worker_log_dir(const JobPlan& plan, int attempt, int local_rank);
 
+/// True when output goes to files that stay.
+bool keeps_logs(const JobPlan& plan);
+
 /// CPU cores this process may use: affinity mask and control-group quota, at least 1.
 int allowed_cores();
 

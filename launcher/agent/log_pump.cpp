@@ -40,7 +40,10 @@ struct LogPump::Stream {
 };
 
 void Tail::append(std::string_view bytes) {
-  if (bytes.size() > kNbytes) bytes.remove_prefix(bytes.size() - kNbytes);
+  if (bytes.size() >= kNbytes) {
+    bytes_ = bytes.substr(bytes.size() - kNbytes);
+    return;
+  }
   bytes_.append(bytes);
   if (bytes_.size() > 2 * kNbytes) bytes_.erase(0, bytes_.size() - kNbytes);
 }
@@ -144,7 +147,7 @@ void LogPump::to_file(Stream& stream, std::string_view bytes) {
     } else if (errno != EINTR) {
       if (first_error_.empty()) {
         first_error_ = fmt::format("log file {}: {}", stream.file_path, errno_text(errno));
-        MUSTER_LOG(kError, "{}; its further output is not kept, the job goes on", first_error_);
+        MUSTER_LOG(kError, "{}; the job goes on without it", first_error_);
       }
       lost_nbytes_ += static_cast<int64_t>(bytes.size());
       return;

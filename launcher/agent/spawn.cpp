@@ -5,6 +5,7 @@
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -34,9 +35,12 @@ int child_main(void* argument) {
   ::setsid();
   // If the parent died before the request was made no signal will come: then the parent differs.
   if (::prctl(PR_SET_PDEATHSIG, SIGKILL) != 0 || ::getppid() != plan->parent) ::_exit(127);
-  struct sigaction plain {};
-  plain.sa_handler = SIG_DFL;
-  for (int number = 1; number < NSIG; ++number) ::sigaction(number, &plain, nullptr);
+  // By the system call: the library refuses to touch the two signals that it keeps to itself, which
+  // may have been inherited as ignored too. All zero is the default action, in any layout.
+  static constexpr unsigned long kDefaultAction[8] = {};
+  for (int number = 1; number < NSIG; ++number) {
+    ::syscall(SYS_rt_sigaction, number, kDefaultAction, nullptr, sizeof(unsigned long));
+  }
   for (int fd = 0; fd < 3; ++fd) {
     if (::dup2(plan->fds[fd], fd) < 0) {
       plan->error = errno;

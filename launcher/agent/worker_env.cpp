@@ -12,19 +12,10 @@ namespace {
 
 using Variables = std::map<std::string, std::string>;
 
-constexpr std::array<std::string_view, 13> kIdentity = {"RANK",
-                                                        "LOCAL_RANK",
-                                                        "WORLD_SIZE",
-                                                        "LOCAL_WORLD_SIZE",
-                                                        "GROUP_RANK",
-                                                        "ROLE_RANK",
-                                                        "ROLE_WORLD_SIZE",
-                                                        "ROLE_NAME",
-                                                        "MASTER_ADDR",
-                                                        "MASTER_PORT",
-                                                        "GROUP_WORLD_SIZE",
-                                                        "TORCHELASTIC_RUN_ID",
-                                                        "TORCHELASTIC_ERROR_FILE"};
+// What makes a process a certain rank of a certain job.
+constexpr std::array<std::string_view, 7> kIdentity = {
+    "RANK",       "LOCAL_RANK",  "WORLD_SIZE", "LOCAL_WORLD_SIZE",
+    "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT"};
 
 std::string_view name_of(std::string_view entry) { return entry.substr(0, entry.find('=')); }
 
@@ -106,9 +97,17 @@ std::vector<std::string> worker_environment(const JobPlan& plan, const AttemptIn
 
 std::vector<std::string> worker_command(const JobSpec& spec, int local_rank) {
   std::vector<std::string> command = spec.command;
-  if (spec.substitute_local_rank) {
-    for (size_t i = 1; i < command.size(); ++i) {
-      command[i] = substitute_template(command[i], {{"local_rank", std::to_string(local_rank)}});
+  const std::string rank = std::to_string(local_rank);
+  constexpr std::string_view kPlaceholder = "${local_rank}";
+  for (size_t i = 1; i < command.size(); ++i) {
+    std::string& word = command[i];
+    if (spec.substitution == JobSpec::Substitution::kTemplate) {
+      word = substitute_template(word, {{"local_rank", rank}});
+    } else if (spec.substitution == JobSpec::Substitution::kLocalRank) {
+      for (size_t at = word.find(kPlaceholder); at != std::string::npos;
+           at = word.find(kPlaceholder, at + rank.size())) {
+        word.replace(at, kPlaceholder.size(), rank);
+      }
     }
   }
   return command;

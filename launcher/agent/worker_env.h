@@ -28,8 +28,8 @@ std::vector<std::string> worker_environment(const JobPlan& plan, const AttemptIn
 /// The command of one worker; local_rank is put in where the spec asks for it.
 std::vector<std::string> worker_command(const JobSpec& spec, int local_rank);
 
-/// Names whose inherited values worker_environment() replaces silently changed the identity of a
-/// rank before: RANK, WORLD_SIZE and the like that are set in `inherited`.
+/// Which of RANK, WORLD_SIZE and the like are set in `inherited`. They are replaced for the
+/// workers, which whoever had set them ought to know.
 std::vector<std::string> overridden_names(const std::vector<std::string>& inherited);
 
 /// Replaces ${name} and $name by values, "$$" by "$", and leaves the rest alone.

@@ -247,7 +247,10 @@ Result<void> take_program(const RunArguments& arguments, const Environment& envi
     return make_error(ErrorCode::kInvalidArgument,
                       "--no-python: cannot go together with --module; got both");
   }
-  spec.substitute_local_rank = true;
+  // "muster run -- sh -c 'echo $$'" is no form of torchrun's: there the dollars are the shell's.
+  const bool is_own_form = is_plain && !arguments.flag("no-python");
+  spec.substitution =
+      is_own_form ? JobSpec::Substitution::kLocalRank : JobSpec::Substitution::kTemplate;
   spec.title = name;
   if (!is_plain) {
     const auto python = environment.find("PYTHON_EXEC");

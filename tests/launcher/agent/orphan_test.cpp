@@ -4,8 +4,10 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <array>
 #include <csignal>
 #include <fstream>
+#include <random>
 
 #include "tests/launcher/agent/run_muster.h"
 
@@ -131,6 +133,35 @@ TEST(Orphans, NoneOfAFailedAttemptLivesWhenTheNextStartsAndNoneAfterSuccess) {
   const Outcome outcome = muster.wait();
   EXPECT_EQ(outcome.status, 0) << outcome.err;
   EXPECT_THAT(marked_processes(muster.mark()), ::testing::IsEmpty());
+}
+
+// Supervisors die while workers are being started, told to stop or swept.
+TEST(Orphans, NoneWhenAnySupervisorIsKilledAtAnyTime) {
+  const unsigned seed = std::random_device()();
+  std::mt19937 random(seed);
+  SCOPED_TRACE("seed " + std::to_string(seed));
+  for (int round = 0; round < 40; ++round) {
+    MusterProcess muster(
+        {.args = std::vector<std::string>{"run", "--nproc-per-node", "4", "--max-restarts", "1000",
+                                          "--", "/bin/sh", "-c",
+                                          "setsid sleep 100 & [ $RANK = 3 ] && exit "
+                                          "1; exec sleep 100"},
+         .environment = {},
+         .directory = ""});
+    const nlohmann::json start = muster.await_event("job_start");
+    ASSERT_FALSE(start.is_null());
+    // The job restarts for ever; a number of events is a random point of its life.
+    for (int events = static_cast<int>(random() % 8); events > 0; --events) {
+      muster.await_event("worker_exit");
+    }
+    const char* victim = std::array{"launcher", "guardian", "agent"}[random() % 3];
+    ::kill(start[victim].get<pid_t>(), SIGKILL);
+    std::vector<pid_t> left = marked_processes(muster.mark());
+    EXPECT_TRUE(await_ends(left, Deadline::after(2s))) << victim << " in round " << round;
+    muster.wait(5s);
+    left = marked_processes(muster.mark());
+    EXPECT_THAT(left, ::testing::IsEmpty()) << victim << " in round " << round;
+  }
 }
 
 TEST(Orphans, TheLauncherSaysWhatDiedAndFails) {

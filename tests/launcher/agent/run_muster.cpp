@@ -57,9 +57,7 @@ std::vector<std::string> child_worker(const std::string& name) {
           stdfs::read_symlink("/proc/self/exe").string()};
 }
 
-std::string source_directory() {
-  return stdfs::path(__FILE__).parent_path().parent_path().parent_path().parent_path().string();
-}
+std::string source_directory() { return MUSTER_SOURCE_DIR; }
 
 std::vector<std::string> operator+(std::vector<std::string> a, const std::vector<std::string>& b) {
   a.insert(a.end(), b.begin(), b.end());
@@ -105,7 +103,8 @@ MusterProcess::MusterProcess(Options options) : mark_(random_hex(8)) {
   options.environment.try_emplace("MUSTER_EVENTS", events);
   for (const auto& [name, value] : options.environment) environment.push_back(name + '=' + value);
   environment.push_back(std::string(kMarkName) + mark_);
-  std::vector<std::string> argv = {binary_directory() + "/muster"};
+  std::vector<std::string> argv = {options.binary.empty() ? binary_directory() + "/muster"
+                                                          : options.binary};
   argv = std::move(argv) + options.args;
 
   const auto pointers = [](std::vector<std::string>& texts) {

@@ -43,6 +43,7 @@ class MusterProcess {
     std::vector<std::string> args;  ///< after `muster`
     std::map<std::string, std::string> environment;
     std::string directory;  ///< to run in; "" = here
+    std::string binary{};   ///< "" = the one beside the test binary
   };
 
   explicit MusterProcess(Options options);

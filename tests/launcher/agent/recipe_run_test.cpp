@@ -1,0 +1,171 @@
+// `muster run RECIPE`: a copy of the binary with a stand-in for muster-train beside it.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+
+#include "core/base/text.h"
+#include "dist/store/tcp_store.h"
+#include "tests/launcher/agent/run_muster.h"
+#include "tests/support/child_process.h"
+
+namespace muster::testing {
+namespace {
+namespace stdfs = std::filesystem;
+using ::testing::HasSubstr;
+
+std::string variable(const char* name) {
+  const char* value = std::getenv(name);
+  return value == nullptr ? "" : value;
+}
+
+// Meets the other ranks in the agent's store, with the token and, in vain, without it.
+int meet_in_store() {
+  TcpStoreOptions options{.host = variable("MASTER_ADDR"),
+                          .port = std::stoi(variable("MASTER_PORT")),
+                          .token = variable("MUSTER_JOB_TOKEN")};
+  const Deadline deadline = Deadline::after(10s);
+  const auto store = TcpStore::open(options, deadline);
+  if (!store.ok()) {
+    std::fprintf(stderr, "%s\n", store.error().what());
+    return 1;
+  }
+  const Result<void> met = barrier(**store, "all", std::stoll(variable("WORLD_SIZE")), deadline);
+  options.token = "";
+  const bool stranger = TcpStore::open(options, Deadline::after(2s)).ok();
+  std::printf("met %d, stranger %d\n", met.ok() ? 1 : 0, stranger ? 1 : 0);
+  return met.ok() && !stranger ? 0 : 1;
+}
+const bool kRegistered = register_child("meet_in_store", meet_in_store);
+
+class RecipeRun : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    stdfs::copy_file(binary_directory() + "/muster", directory_.file("muster"));
+    std::ofstream(directory_.file("data.txt")) << "some text";
+    std::ofstream(directory_.file("r.yaml"))
+        << "recipe: 1\nrun: {name: r, dir: out/r}\ndata: {kind: text, files: [data.txt]}\n"
+           "train: {steps: 3, global_batch: 4, microbatch: 1}\n";
+  }
+
+  void worker(const std::string& text) {
+    const std::string path = directory_.file("muster-train");
+    std::ofstream(path) << "#!/bin/sh\n" << text << "\n";
+    ASSERT_EQ(::chmod(path.c_str(), 0755), 0);
+  }
+
+  MusterProcess::Options job(const std::vector<std::string>& args) {
+    return {.args = std::vector<std::string>{"run"} + args,
+            .environment = {},
+            .directory = directory_.path(),
+            .binary = directory_.file("muster")};
+  }
+
+  std::string text_of(const std::string& name) {
+    const Result<std::string> text = read_text(real_file_system(), directory_.file(name));
+    return text.ok() ? *text : "cannot read " + name;
+  }
+
+  TempDirectory directory_;
+};
+
+TEST_F(RecipeRun, GivesTheWorkerTheSameFileAndOverridesAndTheRunFolder) {
+  worker("echo \"$@\"; echo $MUSTER_RUN_DIR; echo $MUSTER_GENERATION");
+  MusterProcess muster(job({"--nproc-per-node", "2", "r.yaml", "train.steps=5"}));
+  const Outcome outcome = muster.wait();
+  EXPECT_EQ(outcome.status, 0) << outcome.err;
+  for (const std::string rank : {"0", "1"}) {
+    EXPECT_EQ(text_of("out/r/logs/attempt_0/" + rank + "/stdout.log"),
+              "r.yaml train.steps=5\n" + directory_.file("out/r") + "\n1\n");
+  }
+}
+
+TEST_F(RecipeRun, TakesTheNumberOfRanksFromTheMesh) {
+  worker("echo world $WORLD_SIZE");
+  MusterProcess muster(job({"r.yaml", "mesh.fsdp=4"}));
+  const Outcome outcome = muster.wait();
+  EXPECT_EQ(outcome.out, "world 4\nworld 4\nworld 4\nworld 4\n") << outcome.err;
+  MusterProcess wrong(job({"--nproc-per-node", "3", "r.yaml", "mesh.fsdp=4"}));
+  const Outcome refused = wrong.wait();
+  EXPECT_EQ(refused.status, 78);
+  EXPECT_THAT(refused.err, HasSubstr("mesh"));
+}
+
+TEST_F(RecipeRun, ASecondRunKeepsLogsIncidentsAndCountsGenerationsOn) {
+  worker("echo generation $MUSTER_GENERATION attempt $MUSTER_ATTEMPT; exit 1");
+  for (int run = 0; run < 2; ++run) {
+    MusterProcess muster(job({"--max-restarts", "1", "r.yaml"}));
+    EXPECT_EQ(muster.wait().status, 1);
+  }
+  EXPECT_EQ(text_of("out/r/logs-1/attempt_1/0/stdout.log"), "generation 2 attempt 1\n");
+  EXPECT_EQ(text_of("out/r/logs/attempt_0/0/stdout.log"), "generation 3 attempt 0\n");
+  EXPECT_EQ(text_of("out/r/logs/attempt_1/0/stdout.log"), "generation 4 attempt 1\n");
+  for (const char* record : {"0", "1", "2", "3"}) {
+    EXPECT_TRUE(stdfs::exists(directory_.file(fmt::format("out/r/incident-{}.json", record))));
+  }
+}
+
+TEST_F(RecipeRun, ADamagedGenerationFileIsNamed) {
+  worker("true");
+  ASSERT_TRUE(real_file_system().make_directories(directory_.file("out/r")).ok());
+  std::ofstream(directory_.file("out/r/generation")) << "seven";
+  MusterProcess muster(job({"r.yaml"}));
+  const Outcome outcome = muster.wait();
+  EXPECT_EQ(outcome.status, 66);
+  EXPECT_THAT(outcome.err, HasSubstr("generation: must hold a number; got \"seven\""));
+}
+
+TEST_F(RecipeRun, RanksMeetInAStoreThatKeepsStrangersOut) {
+  const std::string self = stdfs::read_symlink("/proc/self/exe").string();
+  worker("MUSTER_TEST_CHILD=meet_in_store exec " + self);
+  MusterProcess muster(job({"--nproc-per-node", "4", "r.yaml"}));
+  const Outcome outcome = muster.wait();
+  EXPECT_EQ(outcome.status, 0) << outcome.err << outcome.out;
+  EXPECT_THAT(outcome.out, HasSubstr("met 1, stranger 0"));
+}
+
+TEST_F(RecipeRun, SiblingsOfACrashAreKilledAtOnce) {
+  worker("[ $RANK = 1 ] && kill -KILL $$; trap '' TERM; while true; do sleep 0.1; done");
+  MusterProcess muster(job({"--nproc-per-node", "2", "r.yaml"}));
+  const TimePoint started = real_clock().now();
+  EXPECT_EQ(muster.wait().status, 137);
+  EXPECT_LT(real_clock().now() - started, 2s);
+}
+
+TEST_F(RecipeRun, AMissingWorkerIsNamed) {
+  MusterProcess muster(job({"r.yaml"}));
+  const Outcome outcome = muster.wait();
+  EXPECT_EQ(outcome.status, 66);
+  EXPECT_THAT(outcome.err, HasSubstr("the worker must lie beside muster; no " +
+                                     directory_.file("muster-train")));
+}
+
+TEST_F(RecipeRun, AnUnknownVerbRunsTheProgramOfThatNameBesideIt) {
+  const std::string path = directory_.file("muster-hello");
+  std::ofstream(path) << "#!/bin/sh\necho hello \"$@\"; exit 7\n";
+  ASSERT_EQ(::chmod(path.c_str(), 0755), 0);
+  MusterProcess muster({.args = {"hello", "a", "b c"},
+                        .environment = {},
+                        .directory = "",
+                        .binary = directory_.file("muster")});
+  const Outcome outcome = muster.wait();
+  EXPECT_EQ(outcome.out, "hello a b c\n");
+  EXPECT_EQ(outcome.status, 7);
+}
+
+TEST_F(RecipeRun, AToolsVerbRunsMusterTools) {
+  const std::string path = directory_.file("muster-tools");
+  std::ofstream(path) << "#!/bin/sh\necho tools \"$@\"\n";
+  ASSERT_EQ(::chmod(path.c_str(), 0755), 0);
+  MusterProcess muster({.args = {"ckpt", "list"},
+                        .environment = {},
+                        .directory = "",
+                        .binary = directory_.file("muster")});
+  EXPECT_EQ(muster.wait().out, "tools ckpt list\n");
+}
+
+}  // namespace
+}  // namespace muster::testing
