@@ -37,3 +37,10 @@ function(muster_binary name source layer)
     target_link_libraries(${name} PRIVATE ${layer_target} muster_warnings ${ARGN})
   endif()
 endfunction()
+
+# The revision that checkpoints record; "unknown" outside a git checkout. Read at configure time.
+execute_process(COMMAND git -C ${CMAKE_SOURCE_DIR} rev-parse --short=12 HEAD
+  OUTPUT_VARIABLE MUSTER_CODE_REVISION OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
+if(NOT MUSTER_CODE_REVISION)
+  set(MUSTER_CODE_REVISION unknown)
+endif()

@@ -233,9 +233,10 @@ void init_parameters(Module& root, uint64_t seed) {
   }
 }
 
-double clip_grad_norm_(const std::vector<NamedShard>& parameters, double max_norm) {
-  const NoGradGuard no_grad;
-  // One sum per mesh: a shard counts once, whoever holds it.
+namespace {
+// Local gradients by mesh: each mesh needs one sum over its ranks.
+std::vector<std::pair<MeshRef, std::vector<Tensor>>> gradients_by_mesh(
+    const std::vector<NamedShard>& parameters) {
   std::vector<std::pair<MeshRef, std::vector<Tensor>>> by_mesh;
   for (const NamedShard& shard : parameters) {
     const MeshRef& mesh = dtensor_spec(shard.param->sharded).mesh;
@@ -245,16 +246,28 @@ double clip_grad_norm_(const std::vector<NamedShard>& parameters, double max_nor
     const Tensor gradient = grad_of(shard.param->local);
     if (gradient.defined() && gradient.numel() > 0) at->second.push_back(gradient);
   }
+  return by_mesh;
+}
+}  // namespace
+
+double grad_norm(const std::vector<NamedShard>& parameters) {
+  const NoGradGuard no_grad;
   double total = 0;
-  for (const auto& [mesh, gradients] : by_mesh) {
+  for (const auto& [mesh, gradients] : gradients_by_mesh(parameters)) {
     const Tensor sum = foreach_sum_of_squares(gradients);
     mesh->group(0)->run(mesh->group(0)->all_reduce(sum));
     total += sum.item();
   }
-  const double norm = std::sqrt(total);
+  return std::sqrt(total);
+}
+
+double clip_grad_norm_(const std::vector<NamedShard>& parameters, double max_norm) {
+  const NoGradGuard no_grad;
+  const double norm = grad_norm(parameters);
   const double factor = std::min(1.0, max_norm / (norm + 1e-6));
-  if (max_norm > 0 && !(factor >= 1.0)) {
-    for (const auto& [mesh, gradients] : by_mesh) foreach_mul_(gradients, factor);
+  if (!(factor >= 1.0)) {
+    for (const auto& [mesh, gradients] : gradients_by_mesh(parameters))
+      foreach_mul_(gradients, factor);
   }
   return norm;
 }

@@ -59,6 +59,10 @@ struct NamedShard {
 };
 std::vector<NamedShard> sharded_parameters(Module& root);
 
+/// The 2-norm of all gradients over all ranks: every shard counts once, summed in double.
+/// @collective all ranks of the parameters' mesh, once a call
+double grad_norm(const std::vector<NamedShard>& parameters);
+
 /// Clips by the global norm over all ranks: every shard counts once. Returns the norm before
 /// clipping; scales by min(1, max_norm / (norm + 1e-6)). Parameters without gradient are left out.
 /// @collective all ranks of the parameters' mesh, once a call
