@@ -30,9 +30,7 @@ struct Verb {
 constexpr std::array kVerbs = {
     Verb{"run", "start a recipe or a program on this machine and keep it running", run_command},
     Verb{"recipe", "check, explain and print recipes", recipe_command},
-#if __has_include("launcher/cli/drill_command.cpp")
     Verb{"drill", "run a recipe under injected faults and check the recovery", drill_command},
-#endif
     Verb{"ckpt", "list, verify and print checkpoints", nullptr},
     Verb{"ops", "list operators", nullptr},
     Verb{"data", "look at training data", nullptr},

@@ -1,7 +1,6 @@
 #include "launcher/cli/run_options.h"
 
 #include <algorithm>
-#include <array>
 #include <cctype>
 #include <charconv>
 
@@ -12,172 +11,6 @@ namespace {
 using Kind = RunOption::Kind;
 using Support = RunOption::Support;
 
-constexpr auto kFlag = Kind::kFlag;
-constexpr auto kValue = Kind::kValue;
-
-constexpr std::array kOptions = {
-    RunOption{.name = "help",
-              .letter = 'h',
-              .kind = kFlag,
-              .value_name = "",
-              .help = "Print this text.",
-              .note = "",
-              .has_variable = false},
-    // Where and how many.
-    RunOption{.name = "nnodes",
-              .value_name = "N or MIN:MAX",
-              .help = "Nodes. Only 1 (or 1:1) is possible in this version.",
-              .note = ""},
-    RunOption{.name = "nproc-per-node",
-              .value_name = "N",
-              .help = "Workers: a number, auto (devices, else cores), gpu or cpu. Default 1; for a "
-                      "recipe the product of its mesh.",
-              .note = ""},
-    RunOption{.name = "max-restarts",
-              .value_name = "N",
-              .help = "How often the workers may be restarted after a failure. Default 0.",
-              .note = ""},
-    RunOption{.name = "standalone",
-              .kind = kFlag,
-              .value_name = "",
-              .help = "One node, no rendezvous: what one node always is here.",
-              .note = ""},
-    RunOption{.name = "node-rank", .value_name = "N", .help = "Rank of this node: 0.", .note = ""},
-    RunOption{
-        .name = "master-addr",
-        .value_name = "HOST",
-        .help = "Address on which the job's store listens, and MASTER_ADDR. Default 127.0.0.1.",
-        .note = ""},
-    RunOption{.name = "master-port",
-              .value_name = "PORT",
-              .help = "Its port, and MASTER_PORT. Default: a free one, another in each attempt.",
-              .note = ""},
-    RunOption{.name = "local-addr",
-              .value_name = "HOST",
-              .help = "Address of this node; used as --master-addr when that is not given.",
-              .note = ""},
-    RunOption{.name = "role",
-              .value_name = "NAME",
-              .help = "ROLE_NAME, and part of the prefix of lines. Default \"default\".",
-              .note = ""},
-    RunOption{.name = "rdzv-backend",
-              .value_name = "NAME",
-              .help = "c10d or static. One node needs no rendezvous; static takes address and port "
-                      "from --rdzv-endpoint.",
-              .note = ""},
-    RunOption{.name = "rdzv-endpoint",
-              .value_name = "HOST[:PORT]",
-              .help = "See --rdzv-backend.",
-              .note = ""},
-    RunOption{.name = "rdzv-id",
-              .value_name = "ID",
-              .help = "The run id. Default: a fresh UUID.",
-              .note = ""},
-    RunOption{.name = "rdzv-conf",
-              .support = Support::kNoEffect,
-              .value_name = "K=V,...",
-              .help = "Rendezvous settings.",
-              .note = "one node has no rendezvous"},
-    // What to run.
-    RunOption{.name = "module",
-              .letter = 'm',
-              .kind = kFlag,
-              .value_name = "",
-              .help = "The program is a Python module: python -m.",
-              .note = ""},
-    RunOption{.name = "no-python",
-              .kind = kFlag,
-              .value_name = "",
-              .help = "The program is an executable; the same as writing -- before it.",
-              .note = ""},
-    RunOption{.name = "run-path",
-              .kind = kFlag,
-              .support = Support::kRefused,
-              .value_name = "",
-              .help = "Run the script inside the launcher's interpreter.",
-              .note = "there is no Python in the launcher; give the script without --run-path"},
-    RunOption{.name = "virtual-local-rank",
-              .kind = kFlag,
-              .value_name = "",
-              .help = "LOCAL_RANK is 0 everywhere and CUDA_VISIBLE_DEVICES names one device.",
-              .note = ""},
-    // Output.
-    RunOption{.name = "log-dir",
-              .value_name = "DIR",
-              .help = "Keep the output of every rank below this folder. Default: the recipe's "
-                      "run.dir/logs; for programs a temporary folder. /dev/null: nowhere.",
-              .note = ""},
-    RunOption{.name = "redirects",
-              .letter = 'r',
-              .value_name = "0-3 or RANK:0-3,...",
-              .help = "To files instead of the console: 1 stdout, 2 stderr, 3 both.",
-              .note = ""},
-    RunOption{.name = "tee",
-              .letter = 't',
-              .value_name = "0-3 or RANK:0-3,...",
-              .help = "To files and, with a prefix, to the console.",
-              .note = ""},
-    RunOption{.name = "local-ranks-filter",
-              .value_name = "RANK,...",
-              .help = "Show only these ranks on the console.",
-              .note = ""},
-    RunOption{.name = "events",
-              .value_name = "FILE",
-              .help = "Append machine-readable events, one JSON object a line. The variable is "
-                      "MUSTER_EVENTS.",
-              .note = "",
-              .has_variable = false,
-              .is_torchrun = false},
-    RunOption{.name = "duplicate-stdout-filters",
-              .support = Support::kRefused,
-              .value_name = "TEXT,...",
-              .help = "Copy matching lines to one file.",
-              .note = "search the files of --log-dir instead"},
-    RunOption{.name = "duplicate-stderr-filters",
-              .support = Support::kRefused,
-              .value_name = "TEXT,...",
-              .help = "Copy matching lines to one file.",
-              .note = "search the files of --log-dir instead"},
-    RunOption{.name = "logs-specs",
-              .support = Support::kRefused,
-              .value_name = "NAME",
-              .help = "A Python plug-in for logs.",
-              .note = "there is no Python in the launcher",
-              .has_variable = false},
-    RunOption{.name = "event-log-handler",
-              .support = Support::kRefused,
-              .value_name = "NAME",
-              .help = "Handler of events: null.",
-              .note = "use --events FILE"},
-    // Failure.
-    RunOption{.name = "shutdown-timeout",
-              .value_name = "SECONDS",
-              .help = "Between the stop signal and SIGKILL. Default 30, or "
-                      "TORCH_ELASTIC_SHUTDOWN_TIMEOUT.",
-              .note = ""},
-    RunOption{.name = "signals-to-handle",
-              .value_name = "NAME,...",
-              .help = "Signals that stop the job; they are passed to the workers first. Default "
-                      "SIGTERM,SIGINT,SIGHUP,SIGQUIT.",
-              .note = ""},
-    RunOption{.name = "monitor-interval",
-              .support = Support::kNoEffect,
-              .value_name = "SECONDS",
-              .help = "How often to look at the workers.",
-              .note = "a worker's end is an event, nothing is polled"},
-    RunOption{.name = "start-method",
-              .support = Support::kNoEffect,
-              .value_name = "NAME",
-              .help = "spawn, fork or forkserver.",
-              .note = "workers are always new programs"},
-    RunOption{.name = "numa-binding",
-              .support = Support::kRefused,
-              .value_name = "NAME",
-              .help = "Bind workers to NUMA nodes.",
-              .note = "not in this version; use numactl",
-              .has_variable = false},
-};
-
 std::string with_underscores(std::string_view name) {
   std::string text(name);
   std::replace(text.begin(), text.end(), '-', '_');
@@ -185,17 +18,18 @@ std::string with_underscores(std::string_view name) {
 }
 
 const RunOption* find_letter(char letter) {
-  const auto found = std::find_if(kOptions.begin(), kOptions.end(), [letter](const RunOption& o) {
-    return o.letter == letter && letter != 0;
+  const std::span<const RunOption> all = run_options();
+  const auto found = std::find_if(all.begin(), all.end(), [letter](const RunOption& option) {
+    return option.letter == letter && letter != 0;
   });
-  return found == kOptions.end() ? nullptr : found;
+  return found == all.end() ? nullptr : &*found;
 }
 
 // The option meant by `name` (without "--"), whole or shortened.
 Result<const RunOption*> find_option(const std::string& name) {
   std::vector<const RunOption*> matches;
   std::vector<std::string> spellings;
-  for (const RunOption& option : kOptions) {
+  for (const RunOption& option : run_options()) {
     const std::string other = with_underscores(option.name);
     if (name == option.name || name == other) return &option;
     if (option.name.starts_with(name) || other.starts_with(name)) {
@@ -208,7 +42,7 @@ Result<const RunOption*> find_option(const std::string& name) {
     return make_error(ErrorCode::kInvalidArgument, "--{}: may mean {}", name, join(spellings));
   }
   std::vector<std::string> names;
-  for (const RunOption& option : kOptions) names.emplace_back(option.name);
+  for (const RunOption& option : run_options()) names.emplace_back(option.name);
   const std::string nearest = nearest_name(name, names);
   return make_error(ErrorCode::kInvalidArgument, "--{}: no such option{}", name,
                     nearest.empty() ? "" : "; did you mean --" + nearest + "?");
@@ -243,7 +77,7 @@ class Parser {
   Result<void> take_long(const std::string& word) {
     const size_t equals = word.find('=');
     const RunOption* option = MUSTER_TRY(find_option(word.substr(2, equals - 2)));
-    if (option->kind == kFlag) {
+    if (option->kind == Kind::kFlag) {
       if (equals != std::string::npos) {
         return make_error(ErrorCode::kInvalidArgument, "--{}: takes no value; got \"{}\"",
                           option->name, word.substr(equals + 1));
@@ -262,7 +96,7 @@ class Parser {
       if (option == nullptr) {
         return make_error(ErrorCode::kInvalidArgument, "-{}: no such option", word[i]);
       }
-      if (option->kind == kFlag) {
+      if (option->kind == Kind::kFlag) {
         set_flag(*option);
         continue;
       }
@@ -296,7 +130,7 @@ class Parser {
 Result<void> take_variable(const RunOption& option, const std::string& text,
                            RunArguments& arguments) {
   const std::string name(option.name);
-  if (option.kind == kValue) {
+  if (option.kind == Kind::kValue) {
     arguments.values.try_emplace(name, text);
     return {};
   }
@@ -312,7 +146,7 @@ Result<void> take_variable(const RunOption& option, const std::string& text,
 }
 
 Result<void> refuse_unsupported(const RunArguments& arguments) {
-  for (const RunOption& option : kOptions) {
+  for (const RunOption& option : run_options()) {
     if (option.support != Support::kRefused) continue;
     const std::string given = arguments.value(option.name).value_or("");
     const bool is_default =
@@ -325,26 +159,7 @@ Result<void> refuse_unsupported(const RunArguments& arguments) {
   return {};
 }
 
-// Breaks a text at blanks into lines of at most `width` characters.
-std::string wrapped(std::string_view text, size_t indent, size_t width) {
-  std::string result;
-  size_t column = 0;
-  for (const std::string& word : split(text, ' ')) {
-    if (column > 0 && column + 1 + word.size() > width) {
-      result += '\n' + std::string(indent, ' ');
-      column = 0;
-    } else if (column > 0) {
-      result += ' ';
-      ++column;
-    }
-    result += word;
-    column += word.size();
-  }
-  return result;
-}
 }  // namespace
-
-std::span<const RunOption> run_options() { return kOptions; }
 
 std::string variable_of(const RunOption& option) {
   std::string name = "PET_" + with_underscores(option.name);
@@ -367,7 +182,7 @@ Result<RunArguments> parse_run_arguments(std::span<const std::string> words,
                                          const Environment& environment) {
   RunArguments arguments = MUSTER_TRY(Parser(words).parse());
   if (arguments.help) return arguments;
-  for (const RunOption& option : kOptions) {
+  for (const RunOption& option : run_options()) {
     if (!option.has_variable) continue;
     const auto found = environment.find(variable_of(option));
     if (found != environment.end()) {
@@ -376,37 +191,6 @@ Result<RunArguments> parse_run_arguments(std::span<const std::string> words,
   }
   MUSTER_TRY(refuse_unsupported(arguments));
   return arguments;
-}
-
-std::string run_help() {
-  std::string text =
-      "usage: muster run [options] RECIPE.yaml [key=value ...]\n"
-      "       muster run [options] -- PROGRAM [argument ...]\n"
-      "       muster run [options] [-m] SCRIPT.py [argument ...]\n"
-      "\n"
-      "Starts the workers of a job on this machine, restarts them after failures and leaves no\n"
-      "process behind. Options go by torchrun's names, with dashes or underscores, and may be\n"
-      "shortened. Each also reads an environment variable PET_<NAME>; the command line wins.\n"
-      "Python scripts are run by $PYTHON_EXEC or python3.\n"
-      "\n"
-      "options:\n";
-  for (const RunOption& option : kOptions) {
-    std::string left = option.letter != 0 ? fmt::format("-{}, ", option.letter) : "    ";
-    left += fmt::format("--{} {}", option.name, option.value_name);
-    std::string right(option.help);
-    if (option.support == Support::kNoEffect) right += fmt::format(" No effect: {}.", option.note);
-    if (option.support == Support::kRefused) right += fmt::format(" Refused: {}.", option.note);
-    text += fmt::format(
-        "  {}\n          {}\n",
-        trim(left).starts_with("--") ? "    " + std::string(trim(left)) : std::string(trim(left)),
-        wrapped(right, 10, 86));
-  }
-  text +=
-      "\n"
-      "exit status: 0 success; 2 wrong options; 78 wrong recipe; of a failed worker its own when\n"
-      "it is 64-66, 70, 71, 74, 75 or 78, 128+n when signal n killed it, 71 when the memory limit\n"
-      "did, otherwise 1; 128+n when signal n stopped the job; 74 when log files are incomplete.\n";
-  return text;
 }
 
 }  // namespace muster
