@@ -1,9 +1,15 @@
 #include "core/kernels/cpu/rows.h"
 
+#include <cstring>
+
 namespace muster::kernels::cpu::internal {
 namespace {
 template <typename A>
 void widen(const RowRef& row, A* to) {
+  if (is_plain<A>(row)) {
+    if (row.cols > 0) std::memcpy(to, row.data, static_cast<size_t>(row.cols) * sizeof(A));
+    return;
+  }
   visit_dtype(row.dtype, [&](auto zero) {
     using T = decltype(zero);
     const T* from = static_cast<const T*>(row.data);
@@ -17,6 +23,10 @@ void widen(const RowRef& row, A* to) {
 
 template <typename A>
 void narrow(const A* from, const RowRef& row) {
+  if (is_plain<A>(row)) {
+    if (row.cols > 0) std::memcpy(row.data, from, static_cast<size_t>(row.cols) * sizeof(A));
+    return;
+  }
   visit_dtype(row.dtype, [&](auto zero) {
     using T = decltype(zero);
     if constexpr (std::is_floating_point_v<T>) {

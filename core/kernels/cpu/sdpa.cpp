@@ -91,10 +91,25 @@ TensorView plane(const TensorView& view, int64_t b, int64_t h) {
           Dims(view.strides.last(2))};
 }
 
+namespace {
+constexpr int64_t kPrefetchRows = 8;  // heads of [B, S, H, D] have short rows, far apart
+
+void prefetch_row(const TensorView& matrix, int64_t i) {
+  if (i >= matrix.sizes[0]) return;
+  const int64_t item = item_nbytes(matrix.dtype);
+  const char* row = matrix.as<char>() + i * matrix.strides[0] * item;
+  const int64_t nbytes = matrix.strides[1] == 1 ? matrix.sizes[1] * item : 1;
+  for (int64_t at = 0; at < nbytes; at += 64) __builtin_prefetch(row + at);
+}
+}  // namespace
+
 template <typename A>
 void pack_rows(const TensorView& from, A* to, int64_t ld) {
   const RowMatrix rows(from);
-  for (int64_t i = 0; i < rows.rows(); ++i) widen_row(rows.row(i), to + i * ld);
+  for (int64_t i = 0; i < rows.rows(); ++i) {
+    prefetch_row(from, i + kPrefetchRows);
+    widen_row(rows.row(i), to + i * ld);
+  }
 }
 
 template <typename A>
@@ -104,44 +119,53 @@ void unpack_rows(const A* from, int64_t ld, const TensorView& to) {
 }
 
 namespace {
-TensorView transposed(const TensorView& view, DimVector& sizes, DimVector& strides) {
-  sizes = {view.sizes[1], view.sizes[0]};
-  strides = {view.strides[1], view.strides[0]};
-  return {view.data, view.dtype, sizes.span(), strides.span()};
+constexpr int64_t kTransposeBlock = 16;  // rows whose lines stay in L1 while columns go by
+
+template <typename To, typename From>
+To convert(From value) {
+  if constexpr (std::is_arithmetic_v<To> && std::is_arithmetic_v<From>) {
+    return static_cast<To>(value);
+  } else if constexpr (std::is_arithmetic_v<To>) {
+    return static_cast<float>(value);
+  } else {
+    return To(static_cast<float>(value));
+  }
 }
 
-constexpr int64_t kTransposeBlock = 16;  // rows whose lines stay in L1 while columns are written
+// Calls `move(column element, row element)` for each element of `rows` [n, m] and of its transpose,
+// whose rows are `ld` apart.
+template <typename A, typename T, typename Move>
+void for_transposed(A* columns, int64_t ld, const TensorView& rows, const Move& move) {
+  T* data = rows.as<T>();
+  const int64_t n = rows.sizes[0], m = rows.sizes[1];
+  const int64_t row_stride = rows.strides[0], col_stride = rows.strides[1];
+  for (int64_t i0 = 0; i0 < n; i0 += kTransposeBlock) {
+    const int64_t i1 = std::min(n, i0 + kTransposeBlock);
+    for (int64_t i = i1; i < i1 + kTransposeBlock; ++i) prefetch_row(rows, i);
+    for (int64_t j = 0; j < m; ++j) {
+      for (int64_t i = i0; i < i1; ++i)
+        move(columns[j * ld + i], data[i * row_stride + j * col_stride]);
+    }
+  }
+}
 }  // namespace
 
 template <typename A>
 void pack_columns(const TensorView& from, A* to, int64_t ld) {
   visit_dtype(from.dtype, [&](auto zero) {
     using T = decltype(zero);
-    if constexpr (!std::is_integral_v<T>) {
-      const T* data = from.as<T>();
-      const int64_t rows = from.sizes[0], cols = from.sizes[1];
-      const int64_t row_stride = from.strides[0], col_stride = from.strides[1];
-      for (int64_t i0 = 0; i0 < rows; i0 += kTransposeBlock) {
-        const int64_t i1 = std::min(rows, i0 + kTransposeBlock);
-        for (int64_t j = 0; j < cols; ++j) {
-          for (int64_t i = i0; i < i1; ++i) {
-            const T value = data[i * row_stride + j * col_stride];
-            if constexpr (std::is_floating_point_v<T>) {
-              to[j * ld + i] = static_cast<A>(value);
-            } else {
-              to[j * ld + i] = static_cast<float>(value);
-            }
-          }
-        }
-      }
-    }
+    if constexpr (!std::is_integral_v<T>)
+      for_transposed<A, T>(to, ld, from, [](A& a, const T& t) { a = convert<A>(t); });
   });
 }
 
 template <typename A>
 void unpack_columns(const A* from, int64_t ld, const TensorView& to) {
-  DimVector sizes, strides;
-  unpack_rows(from, ld, transposed(to, sizes, strides));
+  visit_dtype(to.dtype, [&](auto zero) {
+    using T = decltype(zero);
+    if constexpr (!std::is_integral_v<T>)
+      for_transposed<const A, T>(from, ld, to, [](const A& a, T& t) { t = convert<T>(a); });
+  });
 }
 
 template <typename A>

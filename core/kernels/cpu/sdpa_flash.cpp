@@ -34,14 +34,15 @@ class PackedKeysValues {
         k_(shape.batch * shape.kv_heads * k_numel_),
         v_(shape.batch * shape.kv_heads * v_numel_),
         is_safe_(shape.batch * shape.kv_heads) {
-    parallel_tiles(shape.batch * shape.kv_heads, 1, [&](int64_t begin, int64_t end) {
+    const int64_t grain = internal::task_grain(2 * (k_numel_ + v_numel_));
+    parallel_tiles(shape.batch * shape.kv_heads, grain, [&](int64_t begin, int64_t end) {
       for (int64_t head = begin; head < end; ++head) {
         const int64_t b = head / shape.kv_heads, h = head % shape.kv_heads;
         internal::pack_columns(plane(k, b, h), k_.data() + head * k_numel_, ld_);
         float* values = v_.data() + head * v_numel_;
         internal::pack_rows(plane(v, b, h), values, value_dim_);
         // A product would spread a hidden nan: 0 * nan is nan.
-        is_safe_[head] = !hides || internal::all_finite(values, v_numel_);
+        is_safe_[head] = !hides || internal::all_finite(values, value_dim_, shape.keys, value_dim_);
       }
     });
   }
@@ -141,7 +142,8 @@ void sdpa_flash(const TensorView& out, const TensorView& lse, const TensorView& 
   const bool hides = options.mask.has_value() || options.causal != Causal::kNone;
   const PackedKeysValues packed(k, v, shape, hides);
   const int64_t blocks = num_tiles(shape.queries, kQueryBlock);
-  parallel_tiles(shape.batch * shape.heads * blocks, 1, [&](int64_t begin, int64_t end) {
+  const int64_t grain = internal::task_grain(shape.head_flops() / std::max<int64_t>(1, blocks));
+  parallel_tiles(shape.batch * shape.heads * blocks, grain, [&](int64_t begin, int64_t end) {
     const internal::OneDnnSerialScope serial;
     QueryBlock block(shape, static_cast<float>(options.scale));
     for (int64_t task = begin; task < end; ++task) {

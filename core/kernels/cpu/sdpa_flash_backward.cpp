@@ -54,9 +54,14 @@ struct Head {
 
 bool rows_are_finite(const TensorView& matrix) {
   const RowMatrix rows(matrix);
+  if (rows.rows() == 0) return true;
+  if (is_plain<float>(rows.row(0)))
+    return internal::all_finite(matrix.as<float>(), matrix.strides[0], rows.rows(), rows.cols());
   const Workspace<float> scratch(rows.cols());
-  for (int64_t i = 0; i < rows.rows(); ++i)
-    if (!internal::all_finite(read_row(rows.row(i), scratch.data()), rows.cols())) return false;
+  for (int64_t i = 0; i < rows.rows(); ++i) {
+    if (!internal::all_finite(read_row(rows.row(i), scratch.data()), 0, 1, rows.cols()))
+      return false;
+  }
   return true;
 }
 
@@ -193,21 +198,24 @@ class Backward {
 
   void run() {
     const bool hides = options_.mask.has_value() || options_.causal != Causal::kNone;
-    parallel_tiles(heads_, 1, [&](int64_t begin, int64_t end) {
+    const int64_t rows_grain =
+        internal::task_grain((shape_.queries + shape_.keys) * (shape_.key_dim + shape_.value_dim));
+    parallel_tiles(heads_, rows_grain, [&](int64_t begin, int64_t end) {
       for (int64_t h = begin; h < end; ++h)
         needs_care_[h] = needs_care(head(h), hides, shape_.queries);
     });
-    parallel_tiles(heads_ * cut_.chunks, 1, [&](int64_t begin, int64_t end) {
+    const int64_t grain = internal::task_grain(3 * shape_.head_flops() / cut_.chunks);
+    parallel_tiles(heads_ * cut_.chunks, grain, [&](int64_t begin, int64_t end) {
       const internal::OneDnnSerialScope serial;
       for (int64_t task = begin; task < end; ++task)
         run_task(task / cut_.chunks, task % cut_.chunks);
     });
     if (shares_keys_)
-      parallel_tiles(shape_.batch * shape_.kv_heads, 1, [&](int64_t b, int64_t e) {
+      parallel_tiles(shape_.batch * shape_.kv_heads, rows_grain, [&](int64_t b, int64_t e) {
         for (int64_t kv = b; kv < e; ++kv) add_heads_of(kv);
       });
     if (cut_.chunks > 1)
-      parallel_tiles(heads_, 1, [&](int64_t b, int64_t e) {
+      parallel_tiles(heads_, rows_grain, [&](int64_t b, int64_t e) {
         for (int64_t h = b; h < e; ++h) add_chunks_of(h);
       });
   }

@@ -23,11 +23,20 @@ struct SdpaShape {
   int64_t causal_offset = 0;  ///< key j is visible to query i when j <= i + causal_offset
 
   [[nodiscard]] int64_t group() const noexcept { return heads / kv_heads; }
+  /// Operations of one head, forward, when all keys are visible.
+  [[nodiscard]] int64_t head_flops() const noexcept {
+    return 2 * queries * keys * (key_dim + value_dim);
+  }
   /// Keys [0, n) may be visible to query i.
   [[nodiscard]] int64_t visible_keys(int64_t i) const noexcept {
     return std::clamp<int64_t>(i + causal_offset + 1, 0, keys);
   }
 };
+
+/// How many tasks of `flops` operations each make one tile: waking a thread costs microseconds.
+constexpr int64_t task_grain(int64_t flops) noexcept {
+  return std::max<int64_t>(1, (int64_t{1} << 19) / std::max<int64_t>(1, flops));
+}
 
 /// @error kInvalidArgument  naming the operand that does not fit
 SdpaShape check_forward(const char* operation, const TensorView& out,

@@ -147,7 +147,8 @@ void sdpa_math(const TensorView& out, const std::optional<TensorView>& lse, cons
       internal::check_forward("sdpa_math", out, lse, q, k, v, options);
   visit_arithmetic("sdpa_math", q.dtype, [&](auto zero) {
     using A = decltype(zero);
-    parallel_tiles(shape.batch * shape.heads, 1, [&](int64_t begin, int64_t end) {
+    const int64_t grain = internal::task_grain(shape.head_flops());
+    parallel_tiles(shape.batch * shape.heads, grain, [&](int64_t begin, int64_t end) {
       for (int64_t task = begin; task < end; ++task) {
         const int64_t b = task / shape.heads, h = task % shape.heads;
         const int64_t kv = h / shape.group();
@@ -165,9 +166,11 @@ void sdpa_math_backward(const SdpaGradients& gradients, const SdpaBackwardInputs
   const internal::SdpaShape shape =
       internal::check_backward("sdpa_math_backward", gradients, inputs, options);
   const int64_t dk_numel = shape.keys * shape.key_dim, dv_numel = shape.keys * shape.value_dim;
+  if (shape.kv_heads == 0) return;
   visit_arithmetic("sdpa_math_backward", inputs.q.dtype, [&](auto zero) {
     using A = decltype(zero);
-    parallel_tiles(shape.batch * shape.kv_heads, 1, [&](int64_t begin, int64_t end) {
+    const int64_t grain = internal::task_grain(2 * shape.group() * shape.head_flops());
+    parallel_tiles(shape.batch * shape.kv_heads, grain, [&](int64_t begin, int64_t end) {
       const Workspace<A> dk(dk_numel), dv(dv_numel);
       for (int64_t task = begin; task < end; ++task) {
         const int64_t b = task / shape.kv_heads, kv = task % shape.kv_heads;

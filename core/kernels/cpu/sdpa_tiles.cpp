@@ -40,10 +40,8 @@ void softmax_rows(const ForwardTile& tile) {
     const int64_t visible = limit < 0 ? 0 : HWY_MIN(limit, tile.cols);
     if (tile.bias != nullptr) add_bias(scores, tile.bias + i * tile.ld, visible);
     fill_zero(scores + visible, tile.cols - visible);
-    float max = max_row(scores, visible);
-    // The old maximum wins when it is nan.
-    if (!(max > tile.max[i]) && max == max) max = tile.max[i];
-    if (max == kHidden) {
+    const float max = HWY_MAX(max_row(scores, visible), tile.max[i]);
+    if (max == kHidden && !has_nan(scores, visible)) {
       fill_zero(scores, visible);
       continue;
     }
@@ -103,11 +101,19 @@ void dot_rows(const float* dout, const float* out, int64_t ld, int64_t rows, int
   }
 }
 
-bool finite_row(const float* values, int64_t numel) {
-  // 0 * x is nan exactly when x is not finite.
-  return sum_row<float>(numel, [&](auto d, int64_t i) HWY_ATTR {
-           return hn::Mul(hn::LoadU(d, values + i), hn::Zero(d));
-         }) == 0.0f;
+// 0 * x is nan exactly when x is not finite; one sum runs over all rows.
+bool finite_rows(const float* values, int64_t row_stride, int64_t rows, int64_t cols) {
+  const hn::ScalableTag<float> d;
+  const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
+  auto sum = hn::Zero(d);
+  float tail = 0.0f;
+  for (int64_t i = 0; i < rows; ++i, values += row_stride) {
+    int64_t j = 0;
+    for (; j + lanes <= cols; j += lanes)
+      sum = hn::MulAdd(hn::LoadU(d, values + j), hn::Zero(d), sum);
+    for (; j < cols; ++j) tail += values[j] * 0.0f;
+  }
+  return hn::AllTrue(d, hn::Eq(sum, hn::Zero(d))) && tail == 0.0f;
 }
 
 }  // namespace muster::kernels::cpu::internal::HWY_NAMESPACE
@@ -118,7 +124,7 @@ namespace muster::kernels::cpu::internal {
 HWY_EXPORT(softmax_rows);
 HWY_EXPORT(gradient_rows);
 HWY_EXPORT(dot_rows);
-HWY_EXPORT(finite_row);
+HWY_EXPORT(finite_rows);
 
 void softmax_tile(const ForwardTile& tile) { HWY_DYNAMIC_DISPATCH(softmax_rows)(tile); }
 void gradient_tile(const BackwardTile& tile) { HWY_DYNAMIC_DISPATCH(gradient_rows)(tile); }
@@ -126,8 +132,8 @@ void row_dots(const float* dout, const float* out, int64_t ld, int64_t rows, int
               float* delta) {
   HWY_DYNAMIC_DISPATCH(dot_rows)(dout, out, ld, rows, cols, delta);
 }
-bool all_finite(const float* values, int64_t numel) {
-  return HWY_DYNAMIC_DISPATCH(finite_row)(values, numel);
+bool all_finite(const float* values, int64_t row_stride, int64_t rows, int64_t cols) {
+  return HWY_DYNAMIC_DISPATCH(finite_rows)(values, row_stride, rows, cols);
 }
 }  // namespace muster::kernels::cpu::internal
 #endif

@@ -42,7 +42,7 @@ void gradient_tile(const BackwardTile& tile);
 void row_dots(const float* dout, const float* out, int64_t ld, int64_t rows, int64_t cols,
               float* delta);
 
-/// False when a value is nan or infinite.
-bool all_finite(const float* values, int64_t numel);
+/// False when a value of the rows, `row_stride` apart, is nan or infinite.
+bool all_finite(const float* values, int64_t row_stride, int64_t rows, int64_t cols);
 
 }  // namespace muster::kernels::cpu::internal

@@ -64,16 +64,21 @@ HWY_INLINE A sum_row(int64_t n, const Body& body) {
   return fold_row(n, A(0), body, [](auto /*d*/, auto a, auto b) HWY_ATTR { return hn::Add(a, b); });
 }
 
-// The largest value; nan wins.
+// The largest value, nan aside; -inf when there is none. A nan still shows in the sum of exp.
 template <typename A>
 HWY_INLINE A max_row(const A* x, int64_t n) {
   return fold_row(
       n, -std::numeric_limits<A>::infinity(),
       [&](auto d, int64_t i) HWY_ATTR { return hn::LoadU(d, x + i); },
-      [](auto /*d*/, auto a, auto b) HWY_ATTR {
-        // Lt is false for nan on either side: keep `a` only when it is surely at least b.
-        return hn::IfThenElse(hn::Or(hn::Ge(a, b), hn::Ne(a, a)), a, b);
-      });
+      // With a nan on either side x86 gives the second operand, the maximum so far.
+      [](auto /*d*/, auto so_far, auto value) HWY_ATTR { return hn::Max(value, so_far); });
+}
+
+template <typename A>
+HWY_INLINE bool has_nan(const A* x, int64_t n) {
+  for (int64_t i = 0; i < n; ++i)
+    if (x[i] != x[i]) return true;
+  return false;
 }
 
 template <class D, class V>
@@ -105,37 +110,42 @@ HWY_INLINE V exp_polynomial(D d, V r, double /*tag*/) {
   return hn::Add(hn::Set(d, 1.0), hn::MulAdd(hn::Mul(r, r), p, r));
 }
 
-template <class D, class V>
-HWY_INLINE V power_of_two(D d, V n, float /*tag*/) {
-  const hn::RebindToSigned<D> di;
-  return hn::BitCast(d, hn::ShiftLeft<23>(hn::Add(hn::NearestInt(n), hn::Set(di, 127))));
-}
+template <typename A>
+struct ExpConstants;
+template <>
+struct ExpConstants<float> {
+  static constexpr int kMantissaBits = 23;
+  // 1.5 * 2^23 + 127: adding it rounds to an integer and leaves that integer, biased as an exponent
+  // is, in the low bits.
+  static constexpr float kRound = 12582912.0f + 127.0f;
+  static constexpr float kLn2High = 0.693359375f;
+  static constexpr float kLn2Low = -2.12194440054690583e-4f;
+  static constexpr float kSmallest = -87.33654f;
+};
+template <>
+struct ExpConstants<double> {
+  static constexpr int kMantissaBits = 52;
+  static constexpr double kRound = 6755399441055744.0 + 1023.0;
+  static constexpr double kLn2High = 0.693147180369123816490;
+  static constexpr double kLn2Low = 1.90821492927058770002e-10;
+  static constexpr double kSmallest = -708.39;
+};
 
-// Adding 1.5 * 2^52 leaves an integer's low bits in the mantissa: no conversion to int64 is needed,
-// which AVX2 lacks.
-template <class D, class V>
-HWY_INLINE V power_of_two(D d, V n, double /*tag*/) {
-  const hn::RebindToSigned<D> di;
-  const auto bits = hn::BitCast(di, hn::Add(n, hn::Set(d, 6755399441055744.0 + 1023.0)));
-  return hn::BitCast(d, hn::ShiftLeft<52>(bits));
-}
-
-// e^x for x <= ~88 (f32) or ~709 (f64), 1.5 ulp; results below the smallest normal number are 0,
-// -inf gives 0, nan stays nan.
+// e^x for x <= 88 (f32) or 709 (f64), 1.5 ulp; not checked above. Results below the smallest normal
+// number are 0, -inf gives 0, nan stays nan.
 template <class D, class V>
 HWY_INLINE V exp_fast(D d, V x) {
   using A = hn::TFromD<D>;
-  constexpr bool kSingle = sizeof(A) == 4;
-  const auto log2e = hn::Set(d, static_cast<A>(1.4426950408889634));
-  const auto ln2_high = hn::Set(d, static_cast<A>(kSingle ? 0.693359375 : 0.693147180369123816490));
-  const auto ln2_low =
-      hn::Set(d, static_cast<A>(kSingle ? -2.12194440054690583e-4 : 1.90821492927058770002e-10));
-  const auto smallest = hn::Set(d, static_cast<A>(kSingle ? -87.33654 : -708.39));
-  const auto n = hn::Round(hn::Mul(x, log2e));
-  auto r = hn::NegMulAdd(n, ln2_high, x);
-  r = hn::NegMulAdd(n, ln2_low, r);
-  const auto y = hn::Mul(exp_polynomial(d, r, A{}), power_of_two(d, n, A{}));
-  return hn::IfThenZeroElse(hn::Lt(x, smallest), y);
+  using C = ExpConstants<A>;
+  const hn::RebindToSigned<D> di;
+  const auto round = hn::Set(d, C::kRound);
+  const auto biased = hn::MulAdd(x, hn::Set(d, static_cast<A>(1.4426950408889634)), round);
+  const auto n = hn::Sub(biased, round);
+  auto r = hn::NegMulAdd(n, hn::Set(d, C::kLn2High), x);
+  r = hn::NegMulAdd(n, hn::Set(d, C::kLn2Low), r);
+  const auto power = hn::BitCast(d, hn::ShiftLeft<C::kMantissaBits>(hn::BitCast(di, biased)));
+  const auto y = hn::Mul(exp_polynomial(d, r, A{}), power);
+  return hn::IfThenZeroElse(hn::Lt(x, hn::Set(d, C::kSmallest)), y);
 }
 
 }  // namespace muster::kernels::cpu::internal::HWY_NAMESPACE

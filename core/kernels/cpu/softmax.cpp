@@ -33,7 +33,8 @@ template <typename A>
 void softmax_row(const A* x, int64_t n, SoftmaxKind kind, A* y) {
   const A max = max_row(x, n);
   if (max == -std::numeric_limits<A>::infinity()) {
-    const A fill = kind == SoftmaxKind::kSafe ? A(0) : std::numeric_limits<A>::quiet_NaN();
+    const bool is_zero = kind == SoftmaxKind::kSafe && !has_nan(x, n);
+    const A fill = is_zero ? A(0) : std::numeric_limits<A>::quiet_NaN();
     for (int64_t i = 0; i < n; ++i) y[i] = fill;
     return;
   }
