@@ -242,31 +242,31 @@ MUSTER_DEFINE_OPS(cross_entropy) {
                 .shard({"S(0), S(0), R -> S(0), S(0), S(0)"})
                 .autocast(AutocastClass::kFloat32)
                 .fusion(FusionClass::kRowReduction)
-                .samples({"f(2,5), i(2), None, -100, 0.0", "f(2,5), i(2), f(5), 1, 0.1",
-                          "f(0,5), i(0), None, -100, 0.0"}));
+                .samples({"f(2,5), x5(2), None, -100, 0.0", "f(2,5), x5(2), f(5), 1, 0.1",
+                          "f(0,5), x5(0), None, -100, 0.0"}));
   table.add(OpDef("cross_entropy_backward(Tensor grad, Tensor logits, Tensor target, Tensor lse, "
                   "Tensor? weight, int ignore_index, float label_smoothing) -> Tensor")
                 .infer(backward_infer)
                 .kernel(DeviceType::kCpu, backward_kernel)
                 .not_differentiable(kComposedWhenRecorded)
                 .shard({"S(0), S(0), S(0), S(0), R -> S(0)"})
-                .samples({"f(2), f(2,5), i(2), f(2), None, -100, 0.0"}));
+                .samples({"f(2), f(2,5), x5(2), f(2), None, -100, 0.0"}));
   table.add(composed(
       "cross_entropy(Tensor input, Tensor target, Tensor? weight=None, int "
       "ignore_index=-100, float label_smoothing=0.0, str reduction='mean') -> "
       "Tensor",
       cross_entropy_composite,
-      {"f(2,5), i(2), None, -100, 0.0, \"mean\"", "f(2,5), p(2,5), None, -100, 0.1, \"none\"",
-       "f(2,5,3), i(2,3), f(5), -100, 0.0, \"sum\""}));
+      {"f(2,5), x5(2), None, -100, 0.0, \"mean\"", "f(2,5), p(2,5), None, -100, 0.1, \"none\"",
+       "f(2,5,3), x5(2,3), f(5), -100, 0.0, \"sum\""}));
   table.add(
       composed("cross_entropy_sum_count(Tensor input, Tensor target, Tensor? weight=None, "
                "int ignore_index=-100, float label_smoothing=0.0) -> (Tensor sum, Tensor "
                "count)",
-               sum_count_composite, {"f(2,5), i(2), None, -100, 0.0"}));
+               sum_count_composite, {"f(2,5), x5(2), None, -100, 0.0"}));
   table.add(
       composed("nll_loss(Tensor input, Tensor target, Tensor? weight=None, int "
                "ignore_index=-100, str reduction='mean') -> Tensor",
-               nll_composite, {"f(2,5), i(2), None, -100, \"mean\""}));
+               nll_composite, {"f(2,5), x5(2), None, -100, \"mean\""}));
 }
 }  // namespace muster::ops
 

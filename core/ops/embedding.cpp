@@ -101,15 +101,15 @@ MUSTER_DEFINE_OPS(embedding) {
                 .kernel(DeviceType::kCpu, kernel)
                 .derivative(derivative, {"indices"})
                 .shard({"R, S(0) -> S(0)", "R, S(1) -> S(1)", "S(1), R -> S(-1)"})
-                .samples({"f(5,3), i(2,2), -1, false", "f(5,3), i(2), 1, false",
-                          "f(5,3), i(0), -1, false"}));
+                .samples({"f(5,3), x5(2,2), -1, false", "f(5,3), x5(2), 1, false",
+                          "f(5,3), x5(0), -1, false"}));
   table.add(OpDef("embedding_backward(Tensor grad, Tensor indices, int num_weights, int "
                   "padding_idx, bool scale_grad_by_freq) -> Tensor")
                 .infer(backward_infer)
                 .kernel(DeviceType::kCpu, backward_kernel)
                 .derivative(backward_derivative, {"indices"})
                 .shard({"S(0), S(0) -> P", "S(1), S(1) -> P", "S(-1), R -> S(1)"})
-                .samples({"f(2,2,3), i(2,2), 5, -1, false"}));
+                .samples({"f(2,2,3), x5(2,2), 5, -1, false"}));
 }
 }  // namespace muster::ops
 

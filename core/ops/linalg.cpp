@@ -36,26 +36,36 @@ TensorSpec mm_infer(const OpArgs& args) {
   return product_spec(args.tensor(0), args.tensor(1), "mm");
 }
 
-TensorSpec bmm_infer(const OpArgs& args) {
-  const Tensor &a = args.tensor(0), &b = args.tensor(1);
+// [B, M, N] of the products of two lists of matrices.
+TensorSpec batched_spec(const Tensor& a, const Tensor& b, const char* operation) {
   MUSTER_CHECK(a.ndim() == 3 && b.ndim() == 3, ErrorCode::kInvalidArgument,
-               "bmm: operands must be 3-D; got {} and {}", a, b);
+               "{}: operands must be 3-D; got {} and {}", operation, a, b);
   MUSTER_CHECK(a.size(0) == b.size(0) && a.size(2) == b.size(1), ErrorCode::kInvalidArgument,
-               "bmm: expected batch2 of sizes [{}, {}, N] for batch1 {}; got {}", a.size(0),
-               a.size(2), a, b);
-  check_dtypes(a, b, "bmm");
+               "{}: expected batch2 of sizes [{}, {}, N] for batch1 {}; got {}", operation,
+               a.size(0), a.size(2), a, b);
+  check_dtypes(a, b, operation);
   return TensorSpec::contiguous({a.size(0), a.size(1), b.size(2)}, a.dtype(), a.device());
 }
 
-// (self, mat1, mat2, beta, alpha)
-TensorSpec addmm_infer(const OpArgs& args) {
+TensorSpec bmm_infer(const OpArgs& args) {
+  return batched_spec(args.tensor(0), args.tensor(1), "bmm");
+}
+
+// (self, factor, factor, beta, alpha): self is added to a product of sizes `product`.
+TensorSpec added_spec(const OpArgs& args, TensorSpec product) {
   const Tensor& self = args.tensor(0);
-  TensorSpec spec = product_spec(args.tensor(1), args.tensor(2), "addmm");
-  check_dtypes(self, args.tensor(1), "addmm");
-  MUSTER_CHECK(is_expandable_to(self.sizes(), spec.sizes), ErrorCode::kInvalidArgument,
-               "addmm: self must broadcast to the product's sizes {}; got {}",
-               to_string(Dims(spec.sizes)), self);
-  return spec;
+  check_dtypes(self, args.tensor(1), args.op_name());
+  MUSTER_CHECK(is_expandable_to(self.sizes(), product.sizes), ErrorCode::kInvalidArgument,
+               "{}: self must broadcast to the product's sizes {}; got {}", args.op_name(),
+               to_string(Dims(product.sizes)), self);
+  return product;
+}
+
+TensorSpec addmm_infer(const OpArgs& args) {
+  return added_spec(args, product_spec(args.tensor(1), args.tensor(2), "addmm"));
+}
+TensorSpec baddbmm_infer(const OpArgs& args) {
+  return added_spec(args, batched_spec(args.tensor(1), args.tensor(2), "baddbmm"));
 }
 
 void mm_kernel(const OpArgs& args, std::span<Tensor> outs) {
@@ -64,15 +74,15 @@ void mm_kernel(const OpArgs& args, std::span<Tensor> outs) {
 void bmm_kernel(const OpArgs& args, std::span<Tensor> outs) {
   cpu::batched_gemm(outs[0], args.tensor(0), args.tensor(1));
 }
-void addmm_kernel(const OpArgs& args, std::span<Tensor> outs) {
+
+template <auto kProduct>
+void added_kernel(const OpArgs& args, std::span<Tensor> outs) {
   const Tensor& out = outs[0];
   cpu::GemmOptions options;
   options.beta = args[3].number();
   options.alpha = args[4].number();
-  if (options.beta != 0 && !(out.storage() == args.tensor(0).storage())) {
-    cpu::copy(out, KernelOperand(args[0], out.dtype(), out.sizes()));
-  }
-  cpu::gemm(out, args.tensor(1), args.tensor(2), options);
+  if (options.beta != 0) cpu::copy(out, KernelOperand(args[0], out.dtype(), out.sizes()));
+  kProduct(out, args.tensor(1), args.tensor(2), options);
 }
 
 GradList mm_derivative(Context c) {
@@ -98,16 +108,17 @@ GradList addmm_derivative(Context c) {
   return grads;
 }
 
-// (self, batch1, batch2, beta, alpha)
-void baddbmm_composite(const OpArgs& args, std::span<Tensor> outs) {
-  const Tensor& self = args.tensor(0);
-  const Tensor product = bmm(args.tensor(1), args.tensor(2));
-  MUSTER_CHECK(is_expandable_to(self.sizes(), product.sizes()), ErrorCode::kInvalidArgument,
-               "baddbmm: self must broadcast to the product's sizes {}; got {}",
-               to_string(product.sizes()), self);
-  check_dtypes(self, product, "baddbmm");
-  const Tensor right = scaled(product, args[4].scalar());
-  outs[0] = args[3].number() == 0.0 ? right : add(scaled(self, args[3].scalar()), right);
+GradList baddbmm_derivative(Context c) {
+  const Scalar beta = c.arg("beta").scalar(), alpha = c.arg("alpha").scalar();
+  GradList grads(3);
+  if (c.needs("self")) grads[0] = scaled(c.grad(), beta);
+  if (c.needs("batch1")) {
+    grads[1] = scaled(bmm(c.grad(), transpose(c.saved("batch2"), 1, 2)), alpha);
+  }
+  if (c.needs("batch2")) {
+    grads[2] = scaled(bmm(transpose(c.saved("batch1"), 1, 2), c.grad()), alpha);
+  }
+  return grads;
 }
 
 void mv_composite(const OpArgs& args, std::span<Tensor> outs) {
@@ -205,15 +216,19 @@ MUSTER_DEFINE_OPS(linalg) {
   table.add(OpDef("addmm(Tensor self, Tensor mat1, Tensor mat2, *, Scalar beta=1, Scalar "
                   "alpha=1) -> Tensor")
                 .infer(addmm_infer)
-                .kernel(DeviceType::kCpu, addmm_kernel)
+                .kernel(DeviceType::kCpu, added_kernel<cpu::gemm>)
                 .derivative(addmm_derivative, {"mat1", "mat2"})
                 .replicate_only("self broadcasts: dist/tensor takes mm and add instead")
                 .autocast(AutocastClass::kLowPrecision)
                 .samples({"f(4), f(2,3), f(3,4), 1, 1", "f(2,4), f(2,3), f(3,4), 0.5, 2.0"}));
-  table.add(
-      composed("baddbmm(Tensor self, Tensor batch1, Tensor batch2, *, Scalar beta=1, Scalar "
-               "alpha=1) -> Tensor",
-               baddbmm_composite, {"f(2,2,4), f(2,2,3), f(2,3,4), 0.5, 2.0"}));
+  table.add(OpDef("baddbmm(Tensor self, Tensor batch1, Tensor batch2, *, Scalar beta=1, Scalar "
+                  "alpha=1) -> Tensor")
+                .infer(baddbmm_infer)
+                .kernel(DeviceType::kCpu, added_kernel<cpu::batched_gemm>)
+                .derivative(baddbmm_derivative, {"batch1", "batch2"})
+                .replicate_only("self broadcasts: dist/tensor takes bmm and add instead")
+                .autocast(AutocastClass::kLowPrecision)
+                .samples({"f(2,2,4), f(2,2,3), f(2,3,4), 0.5, 2.0"}));
   table.add(composed("mv(Tensor self, Tensor vec) -> Tensor", mv_composite, {"f(2,3), f(3)"}));
   table.add(composed("dot(Tensor self, Tensor tensor) -> Tensor", dot_composite, {"f(3), f(3)"}));
   table.add(composed("outer(Tensor self, Tensor vec2) -> Tensor", outer_composite, {"f(3), f(2)"}));

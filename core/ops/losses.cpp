@@ -143,15 +143,15 @@ MUSTER_DEFINE_OPS(losses) {
   table.add(
       composed("binary_cross_entropy(Tensor input, Tensor target, Tensor? weight=None, str "
                "reduction='mean') -> Tensor",
-               bce_composite, {"p(2,3), p(2,3), None, \"mean\""}));
+               bce_composite, {"u(2,3), u(2,3), None, \"mean\""}));
   table.add(
       composed("binary_cross_entropy_with_logits(Tensor input, Tensor target, Tensor? "
                "weight=None, Tensor? pos_weight=None, str reduction='mean') -> Tensor",
-               bce_with_logits_composite, {"f(2,3), p(2,3), None, None, \"mean\""}));
+               bce_with_logits_composite, {"f(2,3), u(2,3), None, None, \"mean\""}));
   table.add(
       composed("kl_div(Tensor input, Tensor target, str reduction='mean', bool "
                "log_target=False) -> Tensor",
-               kl_div_composite, {"f(2,3), p(2,3), \"mean\", false"}));
+               kl_div_composite, {"f(2,3), u(2,3), \"mean\", false"}));
 }
 }  // namespace muster::ops
 

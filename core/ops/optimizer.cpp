@@ -125,22 +125,22 @@ MUSTER_DEFINE_OPS(optimizer) {
       "beta2, float eps, float weight_decay, bool decoupled_decay, bool maximize, float "
       "grad_scale, bool zero_grad) -> ()",
       adamw_kernel,
-      "(f(2,3)), (f(2,3)), (f(2,3)), (p(2,3)), (), [1], 0.1, 0.9, 0.999, 1e-8, 0.0, true, false, "
+      "[f(2,3)], [f(2,3)], [f(2,3)], [p(2,3)], [], [1], 0.1, 0.9, 0.999, 1e-8, 0.0, true, false, "
       "1.0, false"));
   table.add(update(
       "fused_sgd_(Tensor(a!)[] params, Tensor(b!)[] grads, Tensor(c!)[] "
       "momentum_buffers, int[] first_steps, float lr, float momentum, float "
       "dampening, float weight_decay, bool nesterov, bool maximize, float grad_scale, "
       "bool zero_grad) -> ()",
-      sgd_kernel, "(f(2,3)), (f(2,3)), (), [], 0.1, 0.0, 0.0, 0.0, false, false, 1.0, false"));
+      sgd_kernel, "[f(2,3)], [f(2,3)], [], [], 0.1, 0.0, 0.0, 0.0, false, false, 1.0, false"));
   table.add(update("foreach_mul_(Tensor(a!)[] tensors, float factor) -> ()", mul_kernel,
-                   "(f(2,3), f(4)), 0.5"));
+                   "[f(2,3), f(4)], 0.5"));
   table.add(OpDef("foreach_sum_of_squares(Tensor[] tensors) -> Tensor")
                 .infer(sum_infer)
                 .kernel(DeviceType::kCpu, sum_kernel)
                 .not_differentiable("gradient clipping is not differentiated")
                 .replicate_only(kLocal)
-                .samples({"(f(2,3), f(4))"}));
+                .samples({"[f(2,3), f(4)]"}));
 }
 
 namespace {

@@ -226,7 +226,7 @@ void add_primitives(OpTable& table) {
                 .kernel(DeviceType::kCpu, bernoulli_tensor_kernel)
                 .derivative(fill_derivative)
                 .replicate_only(kBox)
-                .samples({"p(2,3), 7, 0, None, None"}));
+                .samples({"u(2,3), 7, 0, None, None"}));
   table.add(OpDef("philox_randperm(int n, int seed, int offset) -> Tensor")
                 .infer(randperm_infer)
                 .kernel(DeviceType::kCpu, randperm_kernel)
@@ -259,7 +259,7 @@ MUSTER_DEFINE_OPS(random) {
                     bernoulli_fill_composite, {"f(2,3), 0.5, None"})
                 .only_in_place());
   table.add(drawing("bernoulli(Tensor self, *, Generator? generator=None) -> Tensor",
-                    bernoulli_composite, {"p(2,3), None"}));
+                    bernoulli_composite, {"u(2,3), None"}));
   table.add(drawing("exponential_(Tensor(a!) self, float rate=1, *, Generator? generator=None) -> "
                     "Tensor(a!)",
                     exponential_composite, {"f(2,3), 1.0, None"})

@@ -231,6 +231,10 @@ SdpaResult composed_sdpa(const SdpaProblem& problem) {
           reshape(logsumexp(c.scores, {-1}), problem.query.sizes().first(3))};
 }
 
+static constexpr const char* kBackwardSample =
+    "f(1,2,3,4), None, f(1,2,3,4), f(1,2,3,4), f(1,2,3,4), f(1,2,3,4), p(1,2,3), None, 1, 0.5, "
+    "false";
+
 MUSTER_DEFINE_OPS(sdpa) {
   const auto forward = [](const std::string& name) { return name + kArguments; };
   const auto backward = [](const std::string& name) { return name + kBackwardArguments; };
@@ -246,7 +250,7 @@ MUSTER_DEFINE_OPS(sdpa) {
                 .derivative(flash_derivative, saves)
                 .shard(rules)
                 .autocast(AutocastClass::kLowPrecision)
-                .samples({"f32(1,2,3,4), f32(1,2,3,4), f32(1,2,3,4), None, 1, 0.5"}));
+                .samples({"f(1,2,3,4), f(1,2,3,4), f(1,2,3,4), None, 1, 0.5"}));
   table.add(OpDef(forward("sdpa_math"))
                 .infer(math_infer)
                 .kernel(DeviceType::kCpu, math_kernel)
@@ -259,11 +263,13 @@ MUSTER_DEFINE_OPS(sdpa) {
                 .infer(backward_infer)
                 .kernel(DeviceType::kCpu, backward_kernel<cpu::sdpa_flash_backward>)
                 .not_differentiable(kComposedWhenRecorded)
-                .shard(backward_rules));
+                .shard(backward_rules)
+                .samples({kBackwardSample}));
   table.add(OpDef(backward("sdpa_math_backward"))
                 .infer(backward_infer)
                 .kernel(DeviceType::kCpu, backward_kernel<cpu::sdpa_math_backward>)
                 .not_differentiable(kComposedWhenRecorded)
-                .shard(backward_rules));
+                .shard(backward_rules)
+                .samples({kBackwardSample}));
 }
 }  // namespace muster::ops
