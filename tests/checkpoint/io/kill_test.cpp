@@ -6,9 +6,11 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cstdlib>
 
 #include "checkpoint/io/checkpointer.h"
+#include "checkpoint/io/names.h"
 #include "core/base/text.h"
 #include "dist/store/tcp_store.h"
 #include "dist/store/tcp_store_server.h"
@@ -96,14 +98,14 @@ class Kill : public ::testing::Test {
   }
 
   // The statuses of the ranks of one save in which `victim` dies at its operation `kill_at`.
-  std::vector<int> save(int victim, int64_t kill_at, int timeout_ms) {
+  std::vector<int> save(const std::string& folder, int victim, int64_t kill_at, int timeout_ms) {
     const std::string prefix = fmt::format("save.{}", num_saves_++);
     std::vector<pid_t> pids;
     for (int global_rank = 0; global_rank < kWorld; ++global_rank) {
       pids.push_back(spawn_rank({fmt::format("CK_RANK={}", global_rank),
                                  fmt::format("CK_KILL_AT={}", global_rank == victim ? kill_at : -1),
                                  fmt::format("CK_PORT={}", server_->port()),
-                                 fmt::format("CK_TIMEOUT_MS={}", timeout_ms), "CK_DIR=" + folder(),
+                                 fmt::format("CK_TIMEOUT_MS={}", timeout_ms), "CK_DIR=" + folder,
                                  "CK_PREFIX=" + prefix}));
     }
     std::vector<int> statuses;
@@ -115,41 +117,27 @@ class Kill : public ::testing::Test {
     return statuses;
   }
 
-  [[nodiscard]] std::string folder() const { return dir_.file("ckpt"); }
-
   // Steps 1 and 2, whole, and nothing else.
-  void prepare() {
+  static void prepare(const std::string& folder) {
     FileSystem& fs = real_file_system();
-    remove_tree(fs, path_join(folder(), "step-00000003")).value();
+    remove_tree(fs, path_join(folder, step_name(3))).value();
     for (const int64_t step : {1, 2}) {
-      if (!fs.info(path_join(folder(), fmt::format("step-{:08}", step)))->exists)
-        save_model(fs, folder(), step, 1, /*keep=*/0)[0].value();
+      if (!fs.info(path_join(folder, step_name(step)))->exists)
+        save_model(fs, folder, step, 1, /*keep=*/0)[0].value();
     }
   }
 
-  std::unique_ptr<TcpStoreServer> server_;
-  TempDirectory dir_;
-  int num_saves_ = 0;
-};
-
-TEST_F(Kill, AtEveryOperationOfEveryRankThePreviousOrTheNewCheckpointLoads) {
-  int64_t num_kills = 0;
-  int64_t num_old = 0;
-  int64_t num_new = 0;
-  for (int victim = 0; victim < kWorld; ++victim) {
+  // Kills one rank at each of its operations in turn, until it survives the save.
+  void sweep(int victim) {
+    const std::string folder = dir_.file(fmt::format("victim-{}", victim));
     for (int64_t kill_at = 0;; ++kill_at) {
       SCOPED_TRACE(fmt::format("rank {} dies at operation {}", victim, kill_at));
-      prepare();
-      const std::vector<int> statuses = save(victim, kill_at, 250);
+      prepare(folder);
+      const std::vector<int> statuses = save(folder, victim, kill_at, 250);
       const int status = statuses[static_cast<size_t>(victim)];
       const bool died = WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL;
-      for (const int other : statuses) {
-        if (WIFEXITED(other)) {
-          ASSERT_THAT(WEXITSTATUS(other), AnyOf(kSaved, kFailed));
-        }
-      }
       bool is_equal = false;
-      const auto loaded = load_model(real_file_system(), folder(), 1, &is_equal)[0];
+      const auto loaded = load_model(real_file_system(), folder, 1, &is_equal)[0];
       ASSERT_OK(loaded);
       ASSERT_TRUE(loaded->has_value());
       ASSERT_THAT((*loaded)->step, AnyOf(2, 3));
@@ -157,25 +145,40 @@ TEST_F(Kill, AtEveryOperationOfEveryRankThePreviousOrTheNewCheckpointLoads) {
       ASSERT_EQ((*loaded)->digest, hex64(model_digest(small_model(), (*loaded)->step)));
       ASSERT_TRUE((*loaded)->skipped.empty());
       for (const int other : statuses) {
+        if (!WIFEXITED(other)) continue;
+        ASSERT_THAT(WEXITSTATUS(other), AnyOf(kSaved, kFailed));
         // Whoever was told that step 3 is saved can rely on it.
-        if (WIFEXITED(other) && WEXITSTATUS(other) == kSaved) {
+        if (WEXITSTATUS(other) == kSaved) {
           ASSERT_EQ((*loaded)->step, 3);
         }
       }
-      ++((*loaded)->step == 2 ? num_old : num_new);
-      if (!died) break;
-      ++num_kills;
+      ++((*loaded)->step == 2 ? num_old_ : num_new_);
+      if (!died) return;
+      ++num_kills_;
     }
   }
-  EXPECT_GT(num_kills, 60);
-  EXPECT_GT(num_old, 50);
-  EXPECT_GT(num_new, 5);
+
+  std::unique_ptr<TcpStoreServer> server_;
+  TempDirectory dir_;
+  std::atomic<int> num_saves_ = 0;
+  std::atomic<int> num_kills_ = 0;
+  std::atomic<int> num_old_ = 0;
+  std::atomic<int> num_new_ = 0;
+};
+
+TEST_F(Kill, AtEveryOperationOfEveryRankThePreviousOrTheNewCheckpointLoads) {
+  // The survivors mostly wait, so the victims can take turns at once, each in a folder of its own.
+  run_ranks(kWorld, [&](int victim) { sweep(victim); });
+  EXPECT_GT(num_kills_, 60);
+  EXPECT_GT(num_old_, 50);
+  EXPECT_GT(num_new_, 5);
 }
 
 TEST_F(Kill, WithoutAKillTheSaveSucceedsOnAllRanks) {
-  prepare();
-  for (const int status : save(0, -1, 30000)) EXPECT_EQ(status, 0);
-  EXPECT_EQ((*load_model(real_file_system(), folder(), 2)[0])->step, 3);
+  const std::string folder = dir_.file("ckpt");
+  prepare(folder);
+  for (const int status : save(folder, 0, -1, 30000)) EXPECT_EQ(status, 0);
+  EXPECT_EQ((*load_model(real_file_system(), folder, 2)[0])->step, 3);
 }
 }  // namespace
 }  // namespace muster::checkpoint

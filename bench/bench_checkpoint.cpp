@@ -1,0 +1,186 @@
+// Saves and loads a state on 2 ranks (threads), beside plain write + fsync and plain read of as
+// many bytes by as many threads in the same run. The ratio is what checksums, digests and the
+// protocol cost. Usage: bench_checkpoint [--mb N] [--ranks N] [--repeat N] [--dir PATH]
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <thread>
+#include <vector>
+
+#include "checkpoint/io/checkpointer.h"
+#include "checkpoint/plan/shard_map.h"
+#include "core/base/file_system.h"
+#include "core/base/time.h"
+#include "dist/store/hash_store.h"
+
+namespace {
+using namespace muster;              // NOLINT
+using namespace muster::checkpoint;  // NOLINT
+
+struct Settings {
+  int64_t mb = 256;
+  int ranks = 2;
+  int repeat = 3;
+  std::string dir;
+};
+
+// A rank's part of weights and two moments, 12 tensors each, sharded by rows.
+struct RankMemory {
+  RankMemory(const Settings& settings, int global_rank) {
+    constexpr int kTensors = 36;
+    const int64_t rows = settings.mb * (int64_t{1} << 20) / kTensors / 4 / 1024;
+    for (int i = 0; i < kTensors; ++i) {
+      const Dims sizes{rows, 1024};
+      boxes.push_back(chunk_box(sizes, 0, global_rank, settings.ranks));
+      global_sizes.push_back(sizes);
+      bytes.emplace_back(static_cast<size_t>(numel(boxes.back().sizes) * 4));
+      uint32_t word = 12345u + static_cast<uint32_t>(global_rank * 100 + i);
+      for (size_t at = 0; at + 4 <= bytes.back().size(); at += 4) {
+        word = word * 1664525u + 1013904223u;
+        std::memcpy(bytes.back().data() + at, &word, 4);
+      }
+    }
+  }
+  [[nodiscard]] std::string name(size_t i) const { return fmt::format("layer.{:02}.weight", i); }
+  [[nodiscard]] int64_t nbytes() const {
+    int64_t total = 0;
+    for (const auto& tensor : bytes) total += static_cast<int64_t>(tensor.size());
+    return total;
+  }
+  std::vector<Dims> global_sizes;
+  std::vector<Box> boxes;
+  std::vector<std::vector<std::byte>> bytes;
+};
+
+template <typename Body>
+double seconds_of(int ranks, Body body) {
+  const TimePoint start = real_clock().now();
+  {
+    std::vector<std::jthread> threads;
+    for (int global_rank = 0; global_rank < ranks; ++global_rank)
+      threads.emplace_back([&body, global_rank] { body(global_rank); });
+  }
+  return to_seconds(real_clock().now() - start);
+}
+
+// What `dd conv=fsync` does: large writes, one fsync.
+void write_plain(const std::string& path, const RankMemory& memory) {
+  constexpr size_t kBlock = size_t{1} << 20;
+  const auto file = real_file_system().create(path).value();
+  for (const auto& tensor : memory.bytes) {
+    for (size_t at = 0; at < tensor.size(); at += kBlock)
+      file->append(std::span(tensor).subspan(at, std::min(kBlock, tensor.size() - at))).value();
+  }
+  file->sync().value();
+  file->close().value();
+}
+
+void read_plain(const std::string& path, RankMemory& memory) {
+  int64_t at = 0;
+  for (auto& tensor : memory.bytes) {
+    real_file_system().read_at(path, at, tensor).value();
+    at += static_cast<int64_t>(tensor.size());
+  }
+}
+
+struct Numbers {
+  std::vector<double> save, load, write, read;
+};
+
+double median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  return values[values.size() / 2];
+}
+
+Settings parse(int argc, char** argv) {
+  Settings settings;
+  for (int i = 1; i + 1 < argc; i += 2) {
+    const std::string flag = argv[i];
+    if (flag == "--mb") settings.mb = std::atoll(argv[i + 1]);
+    if (flag == "--ranks") settings.ranks = std::atoi(argv[i + 1]);
+    if (flag == "--repeat") settings.repeat = std::atoi(argv[i + 1]);
+    if (flag == "--dir") settings.dir = argv[i + 1];
+  }
+  return settings;
+}
+
+void measure(const Settings& settings, const std::string& dir, std::vector<RankMemory>& memory,
+             Numbers& numbers) {
+  HashStore store;
+  std::vector<std::unique_ptr<Checkpointer>> ranks;
+  for (int global_rank = 0; global_rank < settings.ranks; ++global_rank) {
+    CheckpointerOptions options;
+    options.directory = path_join(dir, "ckpt");
+    options.keep = 0;
+    options.store = &store;
+    options.global_rank = global_rank;
+    options.world_size = settings.ranks;
+    ranks.push_back(Checkpointer::open(options).value());
+  }
+  numbers.write.push_back(seconds_of(settings.ranks, [&](int r) {
+    write_plain(path_join(dir, fmt::format("plain-{}", r)), memory[static_cast<size_t>(r)]);
+  }));
+  numbers.save.push_back(seconds_of(settings.ranks, [&](int r) {
+    const RankMemory& mine = memory[static_cast<size_t>(r)];
+    SaveRequest request;
+    for (size_t i = 0; i < mine.bytes.size(); ++i) {
+      request.tensors.push_back(
+          {mine.name(i), DType::kF32, mine.global_sizes[i], mine.boxes[i], mine.bytes[i], {}});
+    }
+    ranks[static_cast<size_t>(r)]->save(request).value();
+  }));
+  numbers.read.push_back(seconds_of(settings.ranks, [&](int r) {
+    read_plain(path_join(dir, fmt::format("plain-{}", r)), memory[static_cast<size_t>(r)]);
+  }));
+  numbers.load.push_back(seconds_of(settings.ranks, [&](int r) {
+    RankMemory& mine = memory[static_cast<size_t>(r)];
+    std::vector<TensorSlot> slots;
+    for (size_t i = 0; i < mine.bytes.size(); ++i) {
+      slots.push_back(
+          {mine.name(i), DType::kF32, mine.global_sizes[i], mine.boxes[i], mine.bytes[i]});
+    }
+    LoadRequest request;
+    request.slots = slots;
+    ranks[static_cast<size_t>(r)]->load_latest(request).value();
+  }));
+  const std::vector<std::string> names = real_file_system().list(dir).value();
+  for (const std::string& name : names)
+    remove_tree(real_file_system(), path_join(dir, name)).value();
+}
+}  // namespace
+
+int main(int argc, char** argv) {
+  const Settings settings = parse(argc, argv);
+  const TempDirectory temporary("bench_checkpoint");
+  const std::string dir = settings.dir.empty() ? temporary.path() : settings.dir;
+  std::vector<RankMemory> memory;
+  int64_t nbytes = 0;
+  for (int global_rank = 0; global_rank < settings.ranks; ++global_rank) {
+    memory.emplace_back(settings, global_rank);
+    nbytes += memory.back().nbytes();
+  }
+  Numbers numbers;
+  for (int i = 0; i < settings.repeat; ++i) measure(settings, dir, memory, numbers);
+  const auto rate = [&](const std::vector<double>& seconds) {
+    return static_cast<double>(nbytes) / median(seconds) / 1e6;
+  };
+  const double save = rate(numbers.save);
+  const double write = rate(numbers.write);
+  const double load = rate(numbers.load);
+  const double read = rate(numbers.read);
+  fmt::print("{:.0f} MB on {} ranks, median of {}\n", static_cast<double>(nbytes) / 1e6,
+             settings.ranks, settings.repeat);
+  fmt::print("save {:8.0f} MB/s   plain write + fsync {:8.0f} MB/s   ratio {:.2f}\n", save, write,
+             save / write);
+  fmt::print("load {:8.0f} MB/s   plain read          {:8.0f} MB/s   ratio {:.2f}\n", load, read,
+             load / read);
+  fmt::print(
+      "{{\"bench\":\"checkpoint\",\"mb\":{:.0f},\"ranks\":{},\"save_mb_s\":{:.0f},"
+      "\"write_mb_s\":{:.0f},\"save_ratio\":{:.3f},\"load_mb_s\":{:.0f},\"read_mb_s\":{:.0f},"
+      "\"load_ratio\":{:.3f}}}\n",
+      static_cast<double>(nbytes) / 1e6, settings.ranks, save, write, save / write, load, read,
+      load / read);
+  return 0;
+}
