@@ -163,6 +163,21 @@ bool is_tanh_form(const Value& approximate) {
   return false;
 }
 
+// PyTorch gives it row-major, whatever self is.
+TensorSpec logsigmoid_infer(const OpArgs& args) {
+  const DType dtype = compute_dtype(Typing::kFloatOnly, args.tensor(0).dtype(), "logsigmoid");
+  return TensorSpec::contiguous(args.tensor(0).sizes(), dtype, args.tensor(0).device());
+}
+
+// (self, number, number)
+TensorSpec bounded_infer(const OpArgs& args) {
+  const bool negative = args[1].number() < 0 || args[2].number() < 0;
+  MUSTER_CHECK(args.tensor(0).dtype() != DType::kU8 || !negative, ErrorCode::kInvalidArgument,
+               "{}: an unsigned type has no negative limits; got {} and {}", args.op_name(),
+               args[1].describe(), args[2].describe());
+  return unary_infer<Typing::kNoBool>(args);
+}
+
 void gelu_kernel(const OpArgs& args, std::span<Tensor> outs) {
   kernels::cpu::unary(is_tanh_form(args[1]) ? UnaryKind::kGeluTanh : UnaryKind::kGelu, outs[0],
                       args.tensor(0));
@@ -245,7 +260,8 @@ MUSTER_DEFINE_OPS(activation) {
                 softplus_derivative, {"self"})
                 .samples({"f(2,3), 1, 20", "f(2,3), 2.0, 1.0"}));
   table.add(unary_op<kLogsigmoid, kFloats>("logsigmoid(Tensor self) -> Tensor",
-                                           logsigmoid_derivative, {"self"}));
+                                           logsigmoid_derivative, {"self"})
+                .infer(logsigmoid_infer));
   table.add(unary_op<kElu, kFloats>(
                 "elu(Tensor self, Scalar alpha=1, Scalar scale=1, Scalar input_scale=1) -> Tensor",
                 elu_derivative, {"self"})
@@ -259,6 +275,7 @@ MUSTER_DEFINE_OPS(activation) {
   table.add(unary_op<kHardtanh, kNumbers>(
                 "hardtanh(Tensor self, Scalar min_val=-1, Scalar max_val=1) -> Tensor",
                 hardtanh_derivative, {"self"})
+                .infer(bounded_infer)
                 .samples({"f(2,3), -1, 1"})
                 .in_place());
   table.add(unary_op<kHardsigmoid, kFloats>("hardsigmoid(Tensor self) -> Tensor",
@@ -275,6 +292,7 @@ MUSTER_DEFINE_OPS(activation) {
   table.add(unary_op<kThreshold, kNumbers>(
                 "threshold(Tensor self, Scalar threshold, Scalar value) -> Tensor",
                 threshold_derivative, {"self"})
+                .infer(bounded_infer)
                 .samples({"f(2,3), 0.1, 0.5"})
                 .in_place());
 

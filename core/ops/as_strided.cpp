@@ -24,10 +24,9 @@ Layout as_strided_layout(const OpArgs& args, size_t) {
   return {sizes, strides, args.tensor(0).storage_offset() + args[3].integer()};
 }
 
-// What a gradient of an as_strided view adds to each element of self: both are laid over one flat
-// buffer, so that overlapping elements sum. Elements of self that share memory get their mean.
-TensorSpec as_strided_backward_infer(const OpArgs& args) {
-  return TensorSpec::contiguous(args[1].ints(), args.tensor(0).dtype(), args.tensor(0).device());
+// (x, from sizes, strides, offset, to sizes, strides, offset, mean)
+TensorSpec through_infer(const OpArgs& args) {
+  return TensorSpec::contiguous(args[4].ints(), args.tensor(0).dtype(), args.tensor(0).device());
 }
 
 template <typename Body>
@@ -46,35 +45,49 @@ void for_each_offset(Dims sizes, Dims strides, Body&& body) {
   }
 }
 
-void as_strided_backward_kernel(const OpArgs& args, std::span<Tensor> outs) {
-  const Dims self_sizes = args[1].ints(), self_strides = args[2].ints();
-  const Dims sizes = args[3].ints(), strides = args[4].ints();
-  const int64_t start = args[5].integer();
-  const int64_t low = std::min<int64_t>(start, 0);
-  const int64_t extent = std::max(storage_extent({self_sizes, self_strides, -low}),
-                                  storage_extent({sizes, strides, start - low}));
-  const Tensor grad = dense(cast_to(args.tensor(0), DType::kF64));
-  std::vector<double> flat(static_cast<size_t>(extent)), times(static_cast<size_t>(extent));
-  const double* from = grad.data<double>();
-  for_each_offset(sizes, strides, [&](int64_t i, int64_t offset) {
-    flat[static_cast<size_t>(offset + start - low)] += from[i];
+// Lays x over a flat buffer in one layout, summing what overlaps, and reads it in another. Where
+// elements of the whole tensor share memory each takes an equal part: `divide_out` says that the
+// whole is the result, else it is x.
+void through_kernel(const OpArgs& args, std::span<Tensor> outs) {
+  const Dims from = args[1].ints(), from_strides = args[2].ints();
+  const Dims to = args[4].ints(), to_strides = args[5].ints();
+  const bool divide_out = args[7].boolean();
+  const int64_t low = std::min(args[3].integer(), args[6].integer());
+  const int64_t from_start = args[3].integer() - low, to_start = args[6].integer() - low;
+  const auto extent = static_cast<size_t>(std::max(storage_extent({from, from_strides, from_start}),
+                                                   storage_extent({to, to_strides, to_start})));
+  std::vector<double> sums(extent), sharers(extent);
+  for_each_offset(
+      divide_out ? to : from, divide_out ? to_strides : from_strides, [&](int64_t, int64_t offset) {
+        sharers[static_cast<size_t>(offset + (divide_out ? to_start : from_start))] += 1;
+      });
+  const Tensor x = dense(cast_to(args.tensor(0), DType::kF64));
+  const double* read = x.data<double>();
+  for_each_offset(from, from_strides, [&](int64_t i, int64_t offset) {
+    const auto at = static_cast<size_t>(offset + from_start);
+    sums[at] += divide_out ? read[i] : read[i] / sharers[at];
   });
-  for_each_offset(self_sizes, self_strides,
-                  [&](int64_t, int64_t offset) { times[static_cast<size_t>(offset - low)] += 1; });
-  Tensor sums = scratch(self_sizes, DType::kF64);
-  double* to = sums.data<double>();
-  for_each_offset(self_sizes, self_strides, [&](int64_t i, int64_t offset) {
-    const auto at = static_cast<size_t>(offset - low);
-    to[i] = flat[at] / times[at];
+  const Tensor result = scratch(to, DType::kF64);
+  double* write = result.data<double>();
+  for_each_offset(to, to_strides, [&](int64_t i, int64_t offset) {
+    const auto at = static_cast<size_t>(offset + to_start);
+    write[i] = divide_out ? sums[at] / sharers[at] : sums[at];
   });
-  kernels::cpu::copy(outs[0], sums);
+  kernels::cpu::copy(outs[0], result);
 }
 
 GradList as_strided_derivative(const BackwardContext& c) {
-  static const Op& op = find_op("as_strided_backward");
+  static const Op& op = find_op("through_storage");
   const TensorSpec& self = c.spec("self");
-  return {call_one(op, c.grad(), self.sizes, self.strides, c.arg("size"), c.arg("stride"),
-                   c.arg("storage_offset"))};
+  return {call_one(op, c.grad(), c.arg("size"), c.arg("stride"), c.arg("storage_offset"),
+                   self.sizes, self.strides, 0, true)};
+}
+
+GradList through_derivative(const BackwardContext& c) {
+  static const Op& op = find_op("through_storage");
+  return {call_one(op, c.grad(), c.arg("to_size"), c.arg("to_stride"), c.arg("to_offset"),
+                   c.arg("from_size"), c.arg("from_stride"), c.arg("from_offset"),
+                   !c.arg("divide_out").boolean())};
 }
 
 void as_strided_composite(const OpArgs& args, std::span<Tensor> outs) {
@@ -95,13 +108,13 @@ MUSTER_DEFINE_OPS(as_strided) {
                 .replicate_only(kStorage)
                 .fusion(FusionClass::kView)
                 .samples({"f(12), [3,2], [4,1], 1", "f(6), [4,3], [1,1], 0"}));
-  table.add(OpDef("as_strided_backward(Tensor grad, int[] self_size, int[] self_stride, int[] "
-                  "size, int[] stride, int storage_offset) -> Tensor")
-                .infer(as_strided_backward_infer)
-                .kernel(DeviceType::kCpu, as_strided_backward_kernel)
-                .not_differentiable("as_strided is differentiated once")
+  table.add(OpDef("through_storage(Tensor x, int[] from_size, int[] from_stride, int from_offset, "
+                  "int[] to_size, int[] to_stride, int to_offset, bool divide_out) -> Tensor")
+                .infer(through_infer)
+                .kernel(DeviceType::kCpu, through_kernel)
+                .derivative(through_derivative)
                 .replicate_only(kStorage)
-                .samples({"f(3,2), [12], [1], [3,2], [4,1], 1"}));
+                .samples({"f(3,2), [3,2], [4,1], 1, [12], [1], 0, true"}));
   table.add(OpDef("as_strided(Tensor(a) self, int[] size, int[] stride, int? storage_offset=None) "
                   "-> Tensor(a)")
                 .composite(as_strided_composite)

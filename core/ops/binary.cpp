@@ -123,10 +123,11 @@ GradList pow_derivative(Context c) {
 }
 
 GradList atan2_derivative(Context c) {
-  const SavedOperand y(c, "self"), x(c, "other");
-  const Tensor scale = div(c.grad(), add(mul(y, y), mul(x, x)));
-  return {if_needed(c, "self", [&] { return mul(scale, x); }),
-          if_needed(c, "other", [&] { return neg(mul(scale, y)); })};
+  const Tensor y = c.saved("self"), x = c.saved("other");
+  const Tensor squares = add(mul(y, y), mul(x, x));
+  const Tensor scale = masked_fill(reciprocal(squares), eq(squares, 0), 0);
+  return {if_needed(c, "self", [&] { return mul(mul(c.grad(), x), scale); }),
+          if_needed(c, "other", [&] { return mul(mul(c.grad(), neg(y)), scale); })};
 }
 
 // Ties give each operand half.
@@ -149,9 +150,9 @@ GradList number_extreme_derivative(Context c, bool largest) {
 }
 
 GradList hypot_derivative(Context c) {
-  const Tensor scale = div(c.grad(), c.saved("result"));
-  return {if_needed(c, "self", [&] { return mul(scale, c.saved("self")); }),
-          if_needed(c, "other", [&] { return mul(scale, c.saved("other")); })};
+  const Tensor result = c.saved("result");
+  return {if_needed(c, "self", [&] { return mul(c.grad(), div(c.saved("self"), result)); }),
+          if_needed(c, "other", [&] { return mul(c.grad(), div(c.saved("other"), result)); })};
 }
 
 GradList copysign_derivative(Context c) {

@@ -24,7 +24,9 @@ void check_has_data(const Tensor& tensor, const char* operation) {
 TensorSpec nonzero_infer(const OpArgs& args) {
   const Tensor& self = args.tensor(0);
   check_has_data(self, "nonzero");
-  return TensorSpec::contiguous({cpu::count_nonzero(self), self.ndim()}, DType::kI64);
+  // One column after the other, as PyTorch lays them, so that each is dense.
+  const int64_t count = cpu::count_nonzero(self);
+  return {{count, self.ndim()}, {1, count}, DType::kI64, self.device()};
 }
 
 void nonzero_kernel(const OpArgs& args, std::span<Tensor> outs) {
@@ -286,7 +288,13 @@ TensorSpec one_hot_infer(const OpArgs& args) {
 }
 
 void one_hot_kernel(const OpArgs& args, std::span<Tensor> outs) {
-  cpu::one_hot(outs[0], args.tensor(0));
+  try {
+    cpu::one_hot(outs[0], args.tensor(0));
+  } catch (Error& error) {
+    error.add_context(
+        fmt::format("class values must be smaller than num_classes, {}", args[1].integer()));
+    throw;
+  }
 }
 
 void one_hot_composite(const OpArgs& args, std::span<Tensor> outs) {

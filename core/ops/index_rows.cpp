@@ -95,7 +95,9 @@ TensorSpec fill_infer(const OpArgs& args) {
   MUSTER_CHECK(!args[3].is_tensor() || args.tensor(3).ndim() == 0, ErrorCode::kInvalidArgument,
                "index_fill: only supports a 0-dimensional value tensor; got {}",
                args[3].describe());
-  return self_infer(args);
+  const Tensor& self = args.tensor(0);
+  return {DimVector(self.sizes()), preserved_strides(self.sizes(), self.strides()), self.dtype(),
+          self.device()};
 }
 
 // Functional forms begin with a copy; in-place ones find self there.

@@ -163,8 +163,7 @@ TensorSpec triangle_infer(const OpArgs& args) {
   const Tensor& self = args.tensor(0);
   MUSTER_CHECK(self.ndim() >= 2, ErrorCode::kInvalidArgument,
                "{}: input tensor must have at least 2 dimensions; got {}", args.op_name(), self);
-  return {DimVector(self.sizes()), preserved_strides(self.sizes(), self.strides()), self.dtype(),
-          self.device()};
+  return TensorSpec::contiguous(self.sizes(), self.dtype(), self.device());
 }
 
 void tril_kernel(const OpArgs& args, std::span<Tensor> outs) {

@@ -11,7 +11,21 @@ class SampleReader {
   SampleReader(std::string_view text, DType floating, uint64_t seed)
       : text_(text), floating_(floating), seed_(seed) {}
 
-  Sample read() {
+  Sample read(const Schema& schema) {
+    read_values();
+    // Defaults stand for what is left out at the end.
+    for (size_t i = sample_.values_.size(); i < schema.arguments.size(); ++i) {
+      const std::optional<std::string>& text = schema.arguments[i].default_text;
+      if (!text) break;
+      text_ = *text;
+      at_ = 0;
+      read_values();
+    }
+    return std::move(sample_);
+  }
+
+ private:
+  void read_values() {
     skip_blanks();
     while (at_ < text_.size()) {
       sample_.values_.push_back(value());
@@ -19,32 +33,31 @@ class SampleReader {
       if (at_ < text_.size()) expect(',');
       skip_blanks();
     }
-    return std::move(sample_);
   }
 
- private:
   Value value() {
     skip_blanks();
     check(at_ < text_.size(), "a value");
-    if (text_[at_] == '[') return list();
-    if (text_[at_] == '"') return quoted();
+    if (text_[at_] == '[' || text_[at_] == '(') return list();
+    if (text_[at_] == '"' || text_[at_] == '\'') return quoted();
     const std::string_view word = take_word();
     if (at_ < text_.size() && text_[at_] == '(') {
       sample_.tensors_.push_back(tensor(word));
       return Value(sample_.tensors_.back());
     }
     if (word == "None") return Value();
-    if (word == "true" || word == "false") return Value(word == "true");
+    if (word == "true" || word == "True") return Value(true);
+    if (word == "false" || word == "False") return Value(false);
     if (const Result<DType> dtype = parse_dtype(word); dtype.ok()) return Value(dtype.value());
     return number(word);
   }
 
   Value list() {
-    expect('[');
+    const char close = text_[at_++] == '[' ? ']' : ')';
     skip_blanks();
     std::vector<Tensor> tensors;
     DimVector ints;
-    while (!accept(']')) {
+    while (!accept(close)) {
       const Value item = value();
       if (item.is_tensor()) {
         tensors.push_back(item.tensor());
@@ -66,8 +79,8 @@ class SampleReader {
   }
 
   Value quoted() {
-    expect('"');
-    const size_t end = text_.find('"', at_);
+    const char quote = text_[at_++];
+    const size_t end = text_.find(quote, at_);
     check(end != std::string_view::npos, "a closing quote");
     sample_.texts_.emplace_back(text_.substr(at_, end - at_));
     at_ = end + 1;
@@ -169,7 +182,7 @@ class SampleReader {
 };
 
 Sample Sample::parse(std::string_view text, const Schema& schema, DType floating, uint64_t seed) {
-  Sample sample = SampleReader(text, floating, seed).read();
+  Sample sample = SampleReader(text, floating, seed).read(schema);
   MUSTER_CHECK(sample.values_.size() == schema.arguments.size(), ErrorCode::kInvalidArgument,
                "sample of {}: one value for each of {} arguments; got \"{}\"", schema.name,
                schema.arguments.size(), text);

@@ -1,5 +1,5 @@
 // Sums and what is made of them: sum, mean, prod, var, std, any, all, count_nonzero, sum_to_size.
-#include <limits>
+#include <algorithm>
 
 #include "core/ops/pointwise.h"
 #include "core/ops/reduction.h"
@@ -133,14 +133,10 @@ void var_kernel(const OpArgs& args, std::span<Tensor> outs) {
 
 // d var = 2 / (n - correction) * (x - mean) * grad, grad given with its dims.
 Tensor var_slope(const Tensor& self, const Tensor& grad, Dims dims, double correction) {
-  const double freedom = static_cast<double>(count_over(self.sizes(), dims)) - correction;
+  // Without freedom the factor is inf: the slope is nan where the deviation is 0, else infinite.
+  const double freedom =
+      std::max(0.0, static_cast<double>(count_over(self.sizes(), dims)) - correction);
   const Tensor deviation = sub(self, dims.empty() ? self : mean(self, dims, true));
-  if (freedom <= 0) {
-    // 2 / 0 times the deviation: nan where that is 0, else inf.
-    const Tensor slope = where(eq(deviation, 0), std::numeric_limits<double>::quiet_NaN(),
-                               full_like(deviation, std::numeric_limits<double>::infinity()));
-    return mul(grad, slope);
-  }
   return mul(mul(grad, 2.0 / freedom), deviation);
 }
 

@@ -1,4 +1,6 @@
 // Operators of three operands: where, masked_fill, clamp, lerp, addcmul, addcdiv.
+#include <cmath>
+
 #include "core/ops/creation.h"
 #include "core/ops/pointwise.h"
 #include "core/ops/pointwise_def.h"
@@ -51,7 +53,8 @@ TensorSpec masked_fill_infer(const OpArgs& args) {
   MUSTER_CHECK(!args[2].is_tensor() || args.tensor(2).ndim() == 0, ErrorCode::kInvalidArgument,
                "masked_fill: only supports a 0-dimensional value tensor; got {}",
                args[2].describe());
-  return pointwise_spec(args.values().first(2), args.tensor(0).dtype(), "masked_fill");
+  const DimVector sizes = broadcast_sizes(args.tensor(0).sizes(), mask.sizes(), "masked_fill");
+  return TensorSpec::contiguous(sizes, args.tensor(0).dtype(), common_device(args.values()));
 }
 
 void masked_fill_kernel(const OpArgs& args, std::span<Tensor> outs) {
@@ -87,8 +90,9 @@ void clamp_kernel(const OpArgs& args, std::span<Tensor> outs) {
   const Tensor& out = outs[0];
   const DType compute = result_type(args.values());
   const Value &self = args[0], &low = args[1], &high = args[2];
-  const bool numbers = !low.is_tensor() && !high.is_tensor();
-  if (numbers && !low.is_none() && !high.is_none() && args.tensor(0).dtype() == compute) {
+  const bool numbers = low.is_number() && high.is_number() && !std::isnan(low.number()) &&
+                       !std::isnan(high.number());
+  if (numbers && args.tensor(0).dtype() == compute) {
     return kernels::cpu::unary(UnaryKind::kClamp, out, args.tensor(0),
                                {.a = low.scalar(), .b = high.scalar()});
   }

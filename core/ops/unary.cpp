@@ -76,12 +76,12 @@ GradList logit_derivative(Context c) {
   return {where(inside, div(c.grad(), mul(self, sub(1, self))), outside)};
 }
 
-// d sinc = (cos(pi x) pi x - sin(pi x)) / (pi x^2), and 0 at 0.
+// d sinc = (cos(pi x) pi x - sin(pi x)) / (pi x^2), and 0 where the divisor is 0.
 GradList sinc_derivative(Context c) {
   const Tensor self = c.saved("self"), angle = mul(self, std::numbers::pi);
-  const Tensor slope =
-      div(sub(mul(angle, cos(angle)), sin(angle)), mul(square(self), std::numbers::pi));
-  return {where(eq(self, 0), 0.0, mul(c.grad(), slope))};
+  const Tensor divisor = mul(square(self), std::numbers::pi);
+  const Tensor slope = div(sub(mul(angle, cos(angle)), sin(angle)), divisor);
+  return {where(eq(divisor, 0), 0.0, mul(c.grad(), slope))};
 }
 
 double largest_finite(DType dtype) {

@@ -20,8 +20,15 @@ void rename_arguments(json& c, const std::string& op) {
     if (args.size() == 1) args.insert(args.begin(), 0);
   }
   if (op == "roll" && args.size() == 2 && !kwargs.contains("dims")) args.push_back(json::array());
-  if ((op == "var" || op == "std" || op == "var_mean" || op == "std_mean") &&
-      kwargs.contains("unbiased")) {
+  const bool is_variance = op == "var" || op == "std" || op == "var_mean" || op == "std_mean";
+  // (x, unbiased) and (x, dim, unbiased, keepdim).
+  for (size_t i = 1; is_variance && i < args.size() && i < 3; ++i) {
+    if (!args[i].is_boolean()) continue;
+    kwargs["unbiased"] = args[i];
+    if (i + 1 < args.size()) kwargs["keepdim"] = args[i + 1];
+    while (args.size() > i) args.erase(args.size() - 1);
+  }
+  if (is_variance && kwargs.contains("unbiased")) {
     kwargs["correction"] = kwargs["unbiased"].get<bool>() ? 1 : 0;
     kwargs.erase("unbiased");
   }
@@ -82,7 +89,7 @@ std::optional<GoldenCall> GoldenCall::make(const GoldenFile& file, const json& g
   // Paths are those of PyTorch's call, also where its operands are swapped in ours.
   std::vector<std::string> paths;
   for (size_t i = 0; i < c["args"].size(); ++i) paths.push_back(std::to_string(i));
-  if (golden_case["op"] == "rsub") {
+  if (golden_case["op"] == "rsub" || golden_case["op"] == "embedding") {
     std::swap(c["args"][0], c["args"][1]);
     std::swap(paths[0], paths[1]);
   }
@@ -130,6 +137,7 @@ bool GoldenCall::bind(const GoldenFile& file, const Argument& argument, const js
   }
   if (argument.is_list) {
     ints_.emplace_back();
+    if (!value.is_array() && !value.is_number_integer()) return false;
     if (value.is_array()) {
       for (const int64_t v : golden_ints(value)) ints_.back().push_back(v);
     } else {
