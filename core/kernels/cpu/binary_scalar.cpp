@@ -19,7 +19,7 @@ bool opposite_signs(T a, T b) {
 template <typename T>
 void check_divisor(T divisor, const char* operation) {
   MUSTER_CHECK(divisor != 0, ErrorCode::kInvalidArgument,
-               "{}: an integer divisor must not be 0; got 0", operation);
+               "{}: an integer divisor must not be zero; got 0", operation);
 }
 
 // Division by -1 is a negation that wraps: the quotient of the smallest integer would trap.
