@@ -133,6 +133,7 @@ auto gradient_kernel(double) { return HWY_DYNAMIC_DISPATCH(gradient_f64); }
 
 namespace {
 constexpr int64_t kGrainElements = int64_t{1} << 16;
+constexpr double kPreciseLse = 32.0;  // beyond, the rounding of a stored lse shows in exp(x - lse)
 
 int64_t target_at(const TensorView& targets, int64_t row) {
   return targets.as<int64_t>()[row * targets.strides[0]];
@@ -258,6 +259,7 @@ void backward(const TensorView& dlogits, const TensorView& logits, const TensorV
   const RowMatrix in(logits), out(dlogits);
   const int64_t n = in.cols();
   const Scalars<A> scalars(options, n);
+  const auto lse_of = internal::lse_kernel(A{});
   const auto write_gradient = internal::gradient_kernel(A{});
   const int64_t grain = std::max<int64_t>(1, kGrainElements / std::max<int64_t>(1, n));
   parallel_tiles(in.rows(), grain, [&](int64_t begin, int64_t end) {
@@ -269,8 +271,10 @@ void backward(const TensorView& dlogits, const TensorView& logits, const TensorV
         std::fill(dx, dx + n, A(0));
       } else {
         const A g = row_grad ? row_grad->as<A>()[i * row_grad->strides[0]] : A(1);
-        write_gradient(read_row(in.row(i), in_scratch.data()), target, {lse[i], A(0)},
-                       g * static_cast<A>(scale), scalars.get(), dx);
+        const A* x = read_row(in.row(i), in_scratch.data());
+        internal::LogSumExp<A> parts{lse[i], A(0)};
+        if (!(std::abs(lse[i]) <= static_cast<A>(kPreciseLse))) parts = lse_of(x, n);
+        write_gradient(x, target, parts, g * static_cast<A>(scale), scalars.get(), dx);
       }
       finish_row(out.row(i), dx);
     }

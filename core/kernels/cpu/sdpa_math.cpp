@@ -20,7 +20,10 @@ template <typename A>
 class QueryRow {
  public:
   QueryRow(const HeadMask& mask, const SdpaShape& shape, double scale)
-      : mask_(mask), shape_(shape), scale_(static_cast<A>(scale)), scores_(2 * shape.keys) {}
+      : mask_(mask),
+        shape_(shape),  // Without a key dim 1 / sqrt(E) is infinite and scores are 0 all the same.
+        scale_(shape.key_dim == 0 ? A(0) : static_cast<A>(scale)),
+        scores_(2 * shape.keys) {}
 
   /// False when no key is visible. `q` is the query, `kt` [E, S] the keys' transpose.
   bool compute(int64_t i, const A* q, const A* kt) {

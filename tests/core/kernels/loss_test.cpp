@@ -149,6 +149,16 @@ TEST(CrossEntropy, SmallLossesOfLargeLogitsSurvive) {
   EXPECT_NEAR(static_cast<double>(row_loss[0]), std::log1p(std::exp(-5.0)), 1e-7);
 }
 
+TEST(CrossEntropy, GradientsOfLargeLogitsAreNotRoundedAway) {
+  StridedArray<float> logits({1, 3}), lse({1}), dlogits({1, 3});
+  StridedArray<int64_t> targets({1});
+  for (int64_t j = 0; j < 3; ++j) logits[j] = 12345.0f;
+  cross_entropy({}, lse.view(), logits.view(), targets.view(), {});
+  cross_entropy_backward(dlogits.view(), logits.view(), targets.view(), lse.view(), {}, 1.0, {});
+  EXPECT_NEAR(static_cast<double>(dlogits[0]), -2.0 / 3.0, 1e-7);
+  EXPECT_NEAR(static_cast<double>(dlogits[2]), 1.0 / 3.0, 1e-7);
+}
+
 TEST(CrossEntropy, SmoothingOverAMinusInfiniteLogitIsInfinite) {
   StridedArray<float> logits({1, 3}), lse({1});
   StridedArray<int64_t> targets({1});

@@ -249,6 +249,16 @@ TEST(SdpaFlash, TakesZeroAndNegativeScalesAndEmptyDims) {
   expect_flash_matches_math<float>({1, 2, 2, 5, 6, 0, 4}, Place::kDense, 1e-5);
 }
 
+TEST(Sdpa, WithoutAKeyDimWeightsAreUniformEvenForAnInfiniteScale) {
+  for (const bool flash : {false, true}) {
+    Attention<float> run({1, 1, 1, 2, 4, 0, 1});
+    run.p.scale = kInf;
+    for (int64_t j = 0; j < 4; ++j) run.v[j] = static_cast<float>(j);
+    flash ? run.flash() : run.math();
+    EXPECT_FLOAT_EQ(run.out[0], 1.5f);
+  }
+}
+
 TEST(Sdpa, CausalAlignmentsDifferWhenLengthsDo) {
   Attention<float> upper({1, 1, 1, 1, 16, 4, 4, Causal::kUpperLeft});
   upper.flash();
