@@ -34,6 +34,8 @@ Json take_tensors(const GoldenFile& file, const Json& value, const std::string& 
 Value number_value(const Json& given) {
   if (given.is_boolean()) return given.get<bool>();
   if (given.is_number_integer()) return given.get<int64_t>();
+  MUSTER_CHECK(is_golden_number(given), ErrorCode::kInvalidArgument,
+               "golden call: a number; got {}", given.dump());
   return golden_number(given);
 }
 
@@ -109,7 +111,7 @@ Value BoundArguments::value_of(const Json& given, const Argument& argument,
     texts_.push_back(given.get<std::string>());
     return std::string_view(texts_.back());
   }
-  if (argument.type == ArgumentType::kFloat && !given.is_boolean()) return golden_number(given);
+  if (argument.type == ArgumentType::kFloat && is_golden_number(given)) return golden_number(given);
   return number_value(given);
 }
 
@@ -123,6 +125,11 @@ Value BoundArguments::list_of(const Json& given, const Argument& argument, const
     }
     tensor_lists_.push_back(std::move(tensors));
     return tensor_lists_.back();
+  }
+  for (const Json& entry : list) {
+    MUSTER_CHECK(entry.is_number_integer(), ErrorCode::kInvalidArgument,
+                 "golden call of {}: a list of integers for \"{}\"; got {}", call.op, argument.name,
+                 given.dump());
   }
   int_lists_.emplace_back(list.get<std::vector<int64_t>>());
   return int_lists_.back();

@@ -6,9 +6,11 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
-#include "core/base/file_system.h"
 #include "core/base/text.h"
+#include "core/ops/op_registry.h"
+#include "tests/conformance/golden_call.h"
 #include "tests/conformance/golden_runner.h"
+#include "tests/conformance/known_gaps.h"
 
 namespace muster::testing {
 namespace {
@@ -18,23 +20,6 @@ using Kind = GoldenOutcome::Kind;
 constexpr const char* kFiles[] = {"unary", "activation", "binary", "reduce", "linalg",
                                   "index", "shape",      "create", "norm"};
 constexpr int kMaxShown = 4;
-
-// Cases in which muster is known to differ: "file/id", with the reason. See known_gaps.txt.
-const std::map<std::string, std::string>& known_gaps() {
-  static const auto gaps = [] {
-    std::map<std::string, std::string> read;
-    const std::string path = path_join(MUSTER_SOURCE_DIR, "tests/conformance/known_gaps.txt");
-    for (const std::string& line : split(read_text(real_file_system(), path).value(), '\n')) {
-      const std::string_view text = trim(line);
-      if (text.empty() || text.front() == '#') continue;
-      const size_t blank = text.find(' ');
-      read.emplace(text.substr(0, blank),
-                   blank == std::string_view::npos ? "" : trim(text.substr(blank)));
-    }
-    return read;
-  }();
-  return gaps;
-}
 
 class GoldenOpsTest : public ::testing::Test {
  public:
@@ -92,5 +77,21 @@ bool register_all() {
   return true;
 }
 const bool kRegistered = register_all();
+
+// A function that muster loses would only be skipped above.
+TEST(GoldenCoverage, CountsTheFunctionsThatHaveAnOperator) {
+  std::set<std::string> offered, all;
+  for (const char* name : kFiles) {
+    const GoldenFile& file = GoldenFile::load(std::string("ops/") + name);
+    for (const Json& entry : file.cases()) {
+      GoldenCall call = GoldenCall::read(file, entry);
+      const std::string function = GoldenOpsTest::function_of(entry);
+      all.insert(function);
+      to_muster(call);
+      if (ops::all_ops().find_or_null(call.op) != nullptr) offered.insert(function);
+    }
+  }
+  EXPECT_GE(offered.size(), 234u) << "of " << all.size();
+}
 }  // namespace
 }  // namespace muster::testing
