@@ -2,6 +2,7 @@
 // many bytes by as many threads in the same run. The ratio is what checksums, digests and the
 // protocol cost. Usage: bench_checkpoint [--mb N] [--ranks N] [--repeat N] [--dir PATH]
 #include <fmt/core.h>
+#include <sys/resource.h>
 
 #include <algorithm>
 #include <cstdlib>
@@ -54,15 +55,30 @@ struct RankMemory {
   std::vector<std::vector<std::byte>> bytes;
 };
 
+double cpu_seconds() {
+  rusage usage{};
+  ::getrusage(RUSAGE_SELF, &usage);
+  const auto seconds = [](const timeval& time) {
+    return static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_usec) * 1e-6;
+  };
+  return seconds(usage.ru_utime) + seconds(usage.ru_stime);
+}
+
+struct Times {
+  std::vector<double> wall, cpu;
+};
+
 template <typename Body>
-double seconds_of(int ranks, Body body) {
+void time_ranks(Times& times, int ranks, Body body) {
   const TimePoint start = real_clock().now();
+  const double cpu_start = cpu_seconds();
   {
     std::vector<std::jthread> threads;
     for (int global_rank = 0; global_rank < ranks; ++global_rank)
       threads.emplace_back([&body, global_rank] { body(global_rank); });
   }
-  return to_seconds(real_clock().now() - start);
+  times.wall.push_back(to_seconds(real_clock().now() - start));
+  times.cpu.push_back(cpu_seconds() - cpu_start);
 }
 
 // What `dd conv=fsync` does: large writes, one fsync.
@@ -86,7 +102,7 @@ void read_plain(const std::string& path, RankMemory& memory) {
 }
 
 struct Numbers {
-  std::vector<double> save, load, write, read;
+  Times save, load, write, read;
 };
 
 double median(std::vector<double> values) {
@@ -119,10 +135,10 @@ void measure(const Settings& settings, const std::string& dir, std::vector<RankM
     options.world_size = settings.ranks;
     ranks.push_back(Checkpointer::open(options).value());
   }
-  numbers.write.push_back(seconds_of(settings.ranks, [&](int r) {
+  time_ranks(numbers.write, settings.ranks, [&](int r) {
     write_plain(path_join(dir, fmt::format("plain-{}", r)), memory[static_cast<size_t>(r)]);
-  }));
-  numbers.save.push_back(seconds_of(settings.ranks, [&](int r) {
+  });
+  time_ranks(numbers.save, settings.ranks, [&](int r) {
     const RankMemory& mine = memory[static_cast<size_t>(r)];
     SaveRequest request;
     for (size_t i = 0; i < mine.bytes.size(); ++i) {
@@ -130,11 +146,11 @@ void measure(const Settings& settings, const std::string& dir, std::vector<RankM
           {mine.name(i), DType::kF32, mine.global_sizes[i], mine.boxes[i], mine.bytes[i], {}});
     }
     ranks[static_cast<size_t>(r)]->save(request).value();
-  }));
-  numbers.read.push_back(seconds_of(settings.ranks, [&](int r) {
+  });
+  time_ranks(numbers.read, settings.ranks, [&](int r) {
     read_plain(path_join(dir, fmt::format("plain-{}", r)), memory[static_cast<size_t>(r)]);
-  }));
-  numbers.load.push_back(seconds_of(settings.ranks, [&](int r) {
+  });
+  time_ranks(numbers.load, settings.ranks, [&](int r) {
     RankMemory& mine = memory[static_cast<size_t>(r)];
     std::vector<TensorSlot> slots;
     for (size_t i = 0; i < mine.bytes.size(); ++i) {
@@ -144,7 +160,7 @@ void measure(const Settings& settings, const std::string& dir, std::vector<RankM
     LoadRequest request;
     request.slots = slots;
     ranks[static_cast<size_t>(r)]->load_latest(request).value();
-  }));
+  });
   const std::vector<std::string> names = real_file_system().list(dir).value();
   for (const std::string& name : names)
     remove_tree(real_file_system(), path_join(dir, name)).value();
@@ -163,8 +179,8 @@ int main(int argc, char** argv) {
   }
   Numbers numbers;
   for (int i = 0; i < settings.repeat; ++i) measure(settings, dir, memory, numbers);
-  const auto rate = [&](const std::vector<double>& seconds) {
-    return static_cast<double>(nbytes) / median(seconds) / 1e6;
+  const auto rate = [&](const Times& times) {
+    return static_cast<double>(nbytes) / median(times.wall) / 1e6;
   };
   const double save = rate(numbers.save);
   const double write = rate(numbers.write);
@@ -172,10 +188,14 @@ int main(int argc, char** argv) {
   const double read = rate(numbers.read);
   fmt::print("{:.0f} MB on {} ranks, median of {}\n", static_cast<double>(nbytes) / 1e6,
              settings.ranks, settings.repeat);
-  fmt::print("save {:8.0f} MB/s   plain write + fsync {:8.0f} MB/s   ratio {:.2f}\n", save, write,
-             save / write);
-  fmt::print("load {:8.0f} MB/s   plain read          {:8.0f} MB/s   ratio {:.2f}\n", load, read,
-             load / read);
+  const auto line = [&](const char* ours, double our_rate, const Times& our_times,
+                        const char* plain, double plain_rate, const Times& plain_times) {
+    fmt::print("{} {:6.0f} MB/s ({:.2f} s CPU)   {} {:6.0f} MB/s ({:.2f} s CPU)   ratio {:.2f}\n",
+               ours, our_rate, median(our_times.cpu), plain, plain_rate, median(plain_times.cpu),
+               our_rate / plain_rate);
+  };
+  line("save", save, numbers.save, "write + fsync", write, numbers.write);
+  line("load", load, numbers.load, "read         ", read, numbers.read);
   fmt::print(
       "{{\"bench\":\"checkpoint\",\"mb\":{:.0f},\"ranks\":{},\"save_mb_s\":{:.0f},"
       "\"write_mb_s\":{:.0f},\"save_ratio\":{:.3f},\"load_mb_s\":{:.0f},\"read_mb_s\":{:.0f},"

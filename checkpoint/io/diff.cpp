@@ -143,7 +143,6 @@ Result<DiffReport> diff_checkpoints(const Checkpoint& a, const Checkpoint& b) {
   const LoadedState state_b = MUSTER_TRY(b.read_state());
   compare_json("step", state_a.step, state_b.step, report.state);
   compare_json("aliases", state_a.aliases, state_b.aliases, report.state);
-  compare_json("recipe", state_a.recipe_text, state_b.recipe_text, report.state);
   compare_json("train", json::parse(state_a.train_state_json),
                json::parse(state_b.train_state_json), report.state);
   compare_json("rank", ranks_json(state_a), ranks_json(state_b), report.state);

@@ -19,6 +19,9 @@ using nlohmann::json;
 // Data begins on a page of its own, so that large writes are aligned in the page cache.
 constexpr int64_t kDataAlignment = 4096;
 
+// Blocks fit the second-level cache of a core. A multiple of all element sizes.
+constexpr size_t kBlockNbytes = size_t{256} << 10;
+
 struct FileContent {
   std::vector<SafetensorsTensor> tensors;
   std::vector<const TensorPiece*> pieces;
@@ -53,6 +56,12 @@ std::vector<FileContent> assign_to_files(std::span<const TensorPiece> pieces,
   return files;
 }
 
+// That of its only chunk, or XXH3-64 over the little-endian checksums of all its chunks.
+uint64_t key_checksum(const std::vector<uint64_t>& chunks) {
+  if (chunks.size() == 1) return chunks[0];
+  return hash_bytes(std::as_bytes(std::span(chunks)));
+}
+
 std::string render_header(const RankFileTarget& target, const FileContent& content,
                           const std::vector<uint64_t>& key_checksums) {
   json sharding = json::object();
@@ -67,27 +76,31 @@ std::string render_header(const RankFileTarget& target, const FileContent& conte
                                     {"muster.version", std::to_string(kFormatVersion)},
                                     {"muster.save_id", target.save_id},
                                     {"muster.step", std::to_string(target.step)},
+                                    {"muster.chunk_nbytes", std::to_string(target.chunk_nbytes)},
                                     {"muster.xxh3_64", checksums.dump()}},
                                    content.tensors, kDataAlignment)
       .value();
 }
 
-// One pass over the caller's memory: each chunk is summed while it is in the cache, then written.
-Result<uint64_t> write_box(const RankFileTarget& target, WritableFile& file,
-                           std::span<const std::byte> data, WrittenBox& written) {
+// One pass over the caller's memory: each block is summed and then written while it is in the
+// cache.
+Result<void> write_box(const RankFileTarget& target, WritableFile& file,
+                       std::span<const std::byte> data, WrittenBox& written) {
   BoxDigest digest(written.dtype, written.global_sizes, written.stored.box);
-  StreamingHash whole;
   const size_t chunk_nbytes = static_cast<size_t>(target.chunk_nbytes);
   for (size_t at = 0; at < data.size(); at += chunk_nbytes) {
     const auto chunk = data.subspan(at, std::min(chunk_nbytes, data.size() - at));
-    written.stored.checksums.push_back(hash_bytes(chunk));
-    digest.update(chunk);
-    if (chunk.size() < data.size()) whole.update(chunk);
-    MUSTER_TRY(file.append(chunk));
+    StreamingHash checksum;
+    for (size_t done = 0; done < chunk.size(); done += kBlockNbytes) {
+      const auto block = chunk.subspan(done, std::min(kBlockNbytes, chunk.size() - done));
+      checksum.update(block);
+      digest.update(block);
+      MUSTER_TRY(file.append(block));
+    }
+    written.stored.checksums.push_back(checksum.digest());
   }
   written.digest_sum = digest.sum();
-  if (written.stored.checksums.size() == 1) return written.stored.checksums[0];
-  return whole.digest();
+  return {};
 }
 
 Result<void> write_tensor_file(const RankFileTarget& target, const FileContent& content,
@@ -105,7 +118,8 @@ Result<void> write_tensor_file(const RankFileTarget& target, const FileContent& 
     box.stored.offset = at;
     box.stored.nbytes = static_cast<int64_t>(content.tensors[i].data.size());
     box.stored.box = content.boxes[i];
-    key_checksums[i] = MUSTER_TRY(write_box(target, *file, content.tensors[i].data, box));
+    MUSTER_TRY(write_box(target, *file, content.tensors[i].data, box));
+    key_checksums[i] = key_checksum(box.stored.checksums);
     at += box.stored.nbytes;
     written.data_nbytes += box.stored.nbytes;
     written.boxes.push_back(std::move(box));

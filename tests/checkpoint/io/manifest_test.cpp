@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include "checkpoint/io/save_session.h"
+#include "core/base/file_system.h"
 #include "core/base/hash.h"
 #include "core/base/text.h"
 #include "tests/support/matchers.h"
@@ -73,6 +74,13 @@ TEST(Manifest, TextIsStable) {
  {"boxes":[{"checksums":["0000000000000001","0000000000000002"],"file":0,"nbytes":32,"offset":96,"offsets":[0,0],"sizes":[2,4]}],"digest":"0000000000000063","dtype":"f32","name":"w","shape":[2,4]}],
 "checksum":"xxh3-64:cd5790583f489f45"}
 )");
+}
+
+TEST(Manifest, TheExampleInTheDocumentationIsReal) {
+  const auto text =
+      read_text(real_file_system(), path_join(MUSTER_SOURCE_DIR, "docs/checkpoint_format.md"));
+  ASSERT_OK(text);
+  EXPECT_THAT(*text, HasSubstr("```\n" + render_manifest(example()) + "```\n"));
 }
 
 TEST(Manifest, EveryCutIsNoticed) {
