@@ -80,10 +80,15 @@ void copy_transposed(T* out, const T* in, const LoopNest& nest, int across) {
       const T* from = in + outer.offset_of(1, band / bands);
       for (int64_t column = 0; column < columns; column += kSide) {
         const int64_t column_end = std::min(columns, column + kSide);
+        // Both sides are walked along their rows, through a buffer: pitches that are powers of two
+        // would throw each other out of the cache.
+        T square[kSide][kSide + 1];
+        for (int64_t c = column; c < column_end; ++c) {
+          const T* line = from + c * in_pitch + row_begin;
+          for (int64_t r = 0; r < row_end - row_begin; ++r) square[r][c - column] = line[r];
+        }
         for (int64_t r = row_begin; r < row_end; ++r) {
-          for (int64_t c = column; c < column_end; ++c) {
-            to[r * out_pitch + c] = from[r + c * in_pitch];
-          }
+          copy_row(to + r * out_pitch + column, 1, square[r - row_begin], 1, column_end - column);
         }
       }
     }

@@ -51,23 +51,23 @@ int64_t grain_of(BinaryKind kind) {
   }
 }
 
-// Row-major and of the same sizes as `first`; false also for what only a merge would show.
-bool matches_contiguous(const TensorView& first, const TensorView& other) {
-  const size_t n = first.sizes.size();
-  if (other.sizes.size() != n) return false;
+// The number of elements if all views are f32, row-major and of the same sizes, else -1: what runs
+// without any planning.
+template <typename... Views>
+int64_t plain_f32_numel(const TensorView& out, const Views&... in) {
+  const size_t n = out.sizes.size();
+  if (out.dtype != DType::kF32 || ((in.dtype != DType::kF32 || in.sizes.size() != n) || ...)) {
+    return -1;
+  }
   int64_t step = 1;
   for (size_t i = n; i-- > 0;) {
-    const int64_t size = first.sizes[i];
-    if (other.sizes[i] != size) return false;
+    const int64_t size = out.sizes[i];
+    if (((in.sizes[i] != size) || ...)) return -1;
     if (size == 1) continue;
-    if (other.strides[i] != step) return false;
+    if (out.strides[i] != step || ((in.strides[i] != step) || ...)) return -1;
     step *= size;
   }
-  return true;
-}
-
-bool is_plain_f32(const TensorView& out, const TensorView& other) {
-  return other.dtype == DType::kF32 && matches_contiguous(out, other);
+  return step;
 }
 
 void run_contiguous(BlockFn fn, float* out, std::array<const float*, 3> in, int64_t count,
@@ -239,9 +239,9 @@ void unary(UnaryKind kind, const TensorView& out, const TensorView& in,
   const BlockFn fn =
       defined_or_throw(tables().unary[static_cast<int>(type)][static_cast<int>(kind)], "unary",
                        static_cast<int>(kind), type);
-  if (is_plain_f32(out, out) && is_plain_f32(out, in)) {
-    run_contiguous(fn, out.as<float>(), {in.as<const float>(), nullptr, nullptr}, out.numel(),
-                   params, grain);
+  if (const int64_t count = plain_f32_numel(out, in); count >= 0) {
+    run_contiguous(fn, out.as<float>(), {in.as<const float>(), nullptr, nullptr}, count, params,
+                   grain);
     return;
   }
   run_general({fn, type, out, {&in, nullptr, nullptr}, params, grain, "unary"});
@@ -258,11 +258,11 @@ void binary_as(DType compute, BinaryKind kind, const TensorView& out, const Tens
 
 void binary(BinaryKind kind, const TensorView& out, const TensorView& a, const TensorView& b,
             const PointwiseParams& params) {
-  if (is_plain_f32(out, out) && is_plain_f32(out, a) && is_plain_f32(out, b)) {
+  if (const int64_t count = plain_f32_numel(out, a, b); count >= 0) {
     const BlockFn fn = defined_or_throw(tables().binary[0][static_cast<int>(kind)], "binary",
                                         static_cast<int>(kind), ComputeType::kF32);
-    run_contiguous(fn, out.as<float>(), {a.as<const float>(), b.as<const float>(), nullptr},
-                   out.numel(), params, grain_of(kind));
+    run_contiguous(fn, out.as<float>(), {a.as<const float>(), b.as<const float>(), nullptr}, count,
+                   params, grain_of(kind));
     return;
   }
   binary_as(promote_types(a.dtype, b.dtype), kind, out, a, b, params);
@@ -276,11 +276,12 @@ void binary_scalar(BinaryKind kind, const TensorView& out, const TensorView& in,
     if (const auto simpler = unary_for_power(number.to_double())) return unary(*simpler, out, in);
   }
   const StoredNumber stored(number, type);
-  if (type == ComputeType::kF32 && is_plain_f32(out, out) && is_plain_f32(out, in)) {
+  const int64_t count = type == ComputeType::kF32 ? plain_f32_numel(out, in) : -1;
+  if (count >= 0) {
     const BlockFn fn = defined_or_throw(tables().binary[0][static_cast<int>(kind)], "binary",
                                         static_cast<int>(kind), type);
-    run_f32_with_number(fn, out.as<float>(), in.as<const float>(), stored.f32, number_first,
-                        out.numel(), params, grain_of(kind));
+    run_f32_with_number(fn, out.as<float>(), in.as<const float>(), stored.f32, number_first, count,
+                        params, grain_of(kind));
     return;
   }
   const TensorView number_view(const_cast<int64_t*>(&stored.i64), stored.dtype, out.sizes,
@@ -297,6 +298,12 @@ void ternary(TernaryKind kind, const TensorView& out, const TensorView& a, const
   const BlockFn fn =
       defined_or_throw(tables().ternary[static_cast<int>(type)][static_cast<int>(kind)], "ternary",
                        static_cast<int>(kind), type);
+  if (const int64_t count = plain_f32_numel(out, a, b, c); count >= 0) {
+    run_contiguous(fn, out.as<float>(),
+                   {a.as<const float>(), b.as<const float>(), c.as<const float>()}, count, params,
+                   kGrain);
+    return;
+  }
   run_general({fn, type, out, {&a, &b, &c}, params, kGrain, "ternary"});
 }
 

@@ -43,12 +43,11 @@ ReduceInput input_of(ComputeType type) {
 // One partial result of elements [begin, end) of a slice whose element 0 lies at `base`.
 Partial reduce_chunk(const Reduction& r, const BlockReader& reader, int64_t slice, int64_t base,
                      int64_t begin, int64_t end, bool whole) {
+  if (whole && r.map.apply == nullptr) {
+    return r.ops.run(reader.read(begin, end - begin, nullptr, base), end - begin);
+  }
   Partial lanes[kLanes];
   std::fill_n(lanes, kLanes, r.ops.identity);
-  if (whole && r.map.apply == nullptr) {
-    r.ops.rows(lanes, reader.read(begin, end - begin, nullptr, base), end - begin);
-    return combine_lanes(r.ops, lanes);
-  }
   BlockBuffer buffer;
   const int64_t item = item_nbytes(dtype_of_compute(r.type));
   for (int64_t at = begin; at < end; at += kBlockNumel) {
@@ -105,13 +104,14 @@ void reduce_column_tile(const Reduction& r, const ReducePlan& plan, int64_t firs
   BlockBuffer buffer;
   const int64_t row_step = plan.elements.inner_stride(0);
   for_each_row(plan.elements, 0, row_begin, row_end, [&](int64_t offset, int64_t rows) {
+    const std::byte* x = data + (base + offset) * item;
+    if (direct) {
+      r.ops.columns(into, x, count, rows, row_step);
+      return;
+    }
     for (int64_t row = 0; row < rows; ++row) {
-      const void* x = data + (base + offset + row * row_step) * item;
-      if (!direct) {
-        load(buffer.bytes, x, step, count);
-        x = buffer.bytes;
-      }
-      r.ops.columns(into, x, count);
+      load(buffer.bytes, x + row * row_step * item, step, count);
+      r.ops.columns(into, buffer.bytes, count, 1, 0);
     }
   });
 }

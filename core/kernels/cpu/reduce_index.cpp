@@ -85,10 +85,7 @@ Best best_of_chunk(const Search& search, const BlockReader& reader, int64_t base
   for (int64_t at = begin; at < end; at += kBlockNumel) {
     const int64_t count = std::min(kBlockNumel, end - at);
     const T* x = static_cast<const T*>(reader.read(at, count, buffer.bytes, base));
-    Partial lanes[kLanes];
-    std::fill_n(lanes, kLanes, ops.identity);
-    ops.rows(lanes, x, count);
-    const Partial extreme = combine_lanes(ops, lanes);
+    const Partial extreme = ops.run(x, count);
     if (at == begin || search.beats(extreme, best.value)) {
       best = {extreme, at + first_place_of(x, count, extreme)};
     }

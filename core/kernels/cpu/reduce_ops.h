@@ -21,8 +21,12 @@ struct ReduceOps {
   bool is_real = true;
   /// lanes[i % 32] = combine(lanes[i % 32], map(x[i])); a later call goes on at lane 0.
   void (*rows)(Partial* lanes, const void* x, int64_t count) = nullptr;
-  /// into[i] = combine(into[i], map(x[i])).
-  void (*columns)(Partial* into, const void* x, int64_t count) = nullptr;
+  /// rows from fresh lanes, then their tree: the result of one contiguous run.
+  Partial (*run)(const void* x, int64_t count) = nullptr;
+  /// into[i] = combine(into[i], map(x[i])) for each of `rows` rows, `pitch` elements apart, in
+  /// order.
+  void (*columns)(Partial* into, const void* x, int64_t count, int64_t rows,
+                  int64_t pitch) = nullptr;
   /// into[i] = combine(into[i], other[i]).
   void (*combine)(Partial* into, const Partial* other, int64_t count) = nullptr;
 };
@@ -46,7 +50,7 @@ struct ReduceTables {
 void fill_scalar_reductions(ReduceTables& tables);
 const ReduceTables& reduce_tables();
 
-/// lanes[0] = all lanes combined in a fixed tree.
+/// All lanes combined in a fixed tree: lane j with lane j + 16, then j + 8, ..
 Partial combine_lanes(const ReduceOps& ops, Partial* lanes);
 
 }  // namespace muster::kernels::cpu

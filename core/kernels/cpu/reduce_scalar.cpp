@@ -95,12 +95,26 @@ void rows(Partial* lanes, const void* in, int64_t count) {
 }
 
 template <class Op, typename A, typename T>
-void columns(Partial* into, const void* in, int64_t count) {
-  const T* x = static_cast<const T*>(in);
+Partial run(const void* in, int64_t count) {
+  Partial lanes[kLanes];
+  A* sums = values<A>(lanes);
+  for (int64_t j = 0; j < kLanes; ++j) sums[j] = Op::identity();
+  rows<Op, A, T>(lanes, in, count);
+  for (int64_t step = kLanes / 2; step > 0; step /= 2) {
+    for (int64_t j = 0; j < step; ++j) sums[j] = Op::combine(sums[j], sums[j + step]);
+  }
+  return lanes[0];
+}
+
+template <class Op, typename A, typename T>
+void columns(Partial* into, const void* in, int64_t count, int64_t num_rows, int64_t pitch) {
   A* sums = values<A>(into);
+  for (int64_t row = 0; row < num_rows; ++row) {
+    const T* x = static_cast<const T*>(in) + row * pitch;
 #pragma GCC ivdep
-  for (int64_t i = 0; i < count; ++i) {
-    sums[i] = Op::combine(sums[i], Op::map(static_cast<A>(x[i])));
+    for (int64_t i = 0; i < count; ++i) {
+      sums[i] = Op::combine(sums[i], Op::map(static_cast<A>(x[i])));
+    }
   }
 }
 
@@ -117,6 +131,7 @@ ReduceOps make_ops() {
   values<A>(&ops.identity)[0] = Op::identity();
   ops.is_real = std::is_same_v<A, double>;
   ops.rows = &rows<Op, A, T>;
+  ops.run = &run<Op, A, T>;
   ops.columns = &columns<Op, A, T>;
   ops.combine = &combine<Op, A>;
   return ops;

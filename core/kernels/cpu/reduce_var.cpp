@@ -40,11 +40,8 @@ Moments moments_of_block(const void* block, ComputeType type, int64_t count) {
   const bool is_f32 = type == ComputeType::kF32;
   const ReduceOps& ops =
       reduce_ops(ReduceKind::kSum, is_f32 ? ReduceInput::kF32 : ReduceInput::kF64);
-  Partial sums[kLanes];
-  std::fill_n(sums, kLanes, ops.identity);
-  ops.rows(sums, block, count);
   Moments moments{static_cast<double>(count), 0, 0};
-  moments.mean = combine_lanes(ops, sums).real / moments.count;
+  moments.mean = ops.run(block, count).real / moments.count;
   double squares[kLanes] = {};
   if (is_f32) {
     tables.squared_distances_f32(squares, static_cast<const float*>(block), count, moments.mean);

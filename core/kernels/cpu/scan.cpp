@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <limits>
 
 #include "core/base/error.h"
@@ -97,6 +98,50 @@ void scan_lines(ScanKind kind, const TensorView& out, const TensorView& in, cons
     }
   });
 }
+// Lines that lie side by side, a row of them at a time.
+template <typename A>
+void scan_columns(ScanKind kind, const TensorView& out, const TensorView& in, const Lines& lines) {
+  constexpr ComputeType kType = std::is_same_v<A, double> ? ComputeType::kF64 : ComputeType::kI64;
+  const LoadBlock load = block_loader(in.dtype, kType);
+  const StoreBlock store = block_storer(kType, out.dtype);
+  const int64_t in_item = item_nbytes(in.dtype);
+  const int64_t out_item = item_nbytes(out.dtype);
+  const int64_t width = lines.starts.sizes[0];
+  const int64_t tiles = num_tiles(width, kBlockNumel);
+  const int64_t tile_numel = std::min(width, kBlockNumel) * lines.length;
+  parallel_tiles(
+      lines.starts.numel / width * tiles, std::max<int64_t>(1, kGrain / tile_numel),
+      [&](int64_t first, int64_t last) {
+        A totals[kBlockNumel];
+        A row[kBlockNumel];
+        for (int64_t k = first; k < last; ++k) {
+          const int64_t column = k % tiles * kBlockNumel;
+          const int64_t count = std::min(kBlockNumel, width - column);
+          const int64_t line = k / tiles * width + column;
+          const auto* from = in.as<const std::byte>() + lines.starts.offset_of(1, line) * in_item;
+          auto* to = out.as<std::byte>() + lines.starts.offset_of(0, line) * out_item;
+          for (int64_t i = 0; i < lines.length; ++i) {
+            load(row, from + i * lines.steps[1] * in_item, lines.starts.strides[1][0], count);
+            for (int64_t j = 0; j < count; ++j) {
+              totals[j] = i == 0 ? row[j] : next(kind, totals[j], row[j]);
+            }
+            store(to + i * lines.steps[0] * out_item, lines.starts.strides[0][0], totals, count);
+          }
+        }
+      });
+}
+
+template <typename A>
+void scan_typed(ScanKind kind, const TensorView& out, const TensorView& in, const Lines& lines) {
+  const bool side_by_side = lines.starts.ndim > 0 && lines.starts.sizes[0] >= 8 &&
+                            std::abs(lines.starts.strides[1][0]) < std::abs(lines.steps[1]);
+  if (lines.length == 0 || lines.starts.numel == 0) return;
+  if (side_by_side) {
+    scan_columns<A>(kind, out, in, lines);
+  } else {
+    scan_lines<A>(kind, out, in, lines);
+  }
+}
 }  // namespace
 
 void scan(ScanKind kind, const TensorView& out, const TensorView& in, int64_t dim) {
@@ -105,9 +150,9 @@ void scan(ScanKind kind, const TensorView& out, const TensorView& in, int64_t di
   MUSTER_CHECK(kind != ScanKind::kLogsumexp || is_floating(in.dtype), ErrorCode::kUnimplemented,
                "logcumsumexp: the input must be floating; got {}", in.dtype);
   if (is_floating(in.dtype)) {
-    scan_lines<double>(kind, out, in, lines);
+    scan_typed<double>(kind, out, in, lines);
   } else {
-    scan_lines<int64_t>(kind, out, in, lines);
+    scan_typed<int64_t>(kind, out, in, lines);
   }
 }
 
