@@ -101,9 +101,9 @@ void rebuild_view_history(const Tensor& view) {
   const uint32_t base_history = base_meta != nullptr ? base_meta->history_version : 0;
   const AutogradMeta* meta = meta_or_null(impl);
   if (base_history == (meta != nullptr ? meta->seen_history : 0)) return;
-  static const Op& as_strided = op_table().find("as_strided");
+  static const Op& as_strided = op_table().find("as_strided_relative");
   const Tensor base{impl->base};
-  const Value args[] = {base, impl->sizes, impl->strides, impl->offset};
+  const Value args[] = {base, impl->sizes, impl->strides, impl->offset - base.storage_offset()};
   const Ref<OpNode> node = OpNode::make(as_strided, args);
   node->add_output({impl->sizes, impl->dtype});
   set_history(view, node, 0);
