@@ -169,12 +169,19 @@ TensorSpec logsigmoid_infer(const OpArgs& args) {
   return TensorSpec::contiguous(args.tensor(0).sizes(), dtype, args.tensor(0).device());
 }
 
-// (self, number, number)
-TensorSpec bounded_infer(const OpArgs& args) {
-  const bool negative = args[1].number() < 0 || args[2].number() < 0;
+void refuse_negative(const OpArgs& args, bool negative) {
   MUSTER_CHECK(args.tensor(0).dtype() != DType::kU8 || !negative, ErrorCode::kInvalidArgument,
                "{}: an unsigned type has no negative limits; got {} and {}", args.op_name(),
                args[1].describe(), args[2].describe());
+}
+
+TensorSpec hardtanh_infer(const OpArgs& args) {
+  refuse_negative(args, args[1].scalar().to_int() < 0 || args[2].scalar().to_int() < 0);
+  return unary_infer<Typing::kNoBool>(args);
+}
+
+TensorSpec threshold_infer(const OpArgs& args) {
+  refuse_negative(args, args[2].number() < 0);
   return unary_infer<Typing::kNoBool>(args);
 }
 
@@ -275,7 +282,7 @@ MUSTER_DEFINE_OPS(activation) {
   table.add(unary_op<kHardtanh, kNumbers>(
                 "hardtanh(Tensor self, Scalar min_val=-1, Scalar max_val=1) -> Tensor",
                 hardtanh_derivative, {"self"})
-                .infer(bounded_infer)
+                .infer(hardtanh_infer)
                 .samples({"f(2,3), -1, 1"})
                 .in_place());
   table.add(unary_op<kHardsigmoid, kFloats>("hardsigmoid(Tensor self) -> Tensor",
@@ -292,7 +299,7 @@ MUSTER_DEFINE_OPS(activation) {
   table.add(unary_op<kThreshold, kNumbers>(
                 "threshold(Tensor self, Scalar threshold, Scalar value) -> Tensor",
                 threshold_derivative, {"self"})
-                .infer(bounded_infer)
+                .infer(threshold_infer)
                 .samples({"f(2,3), 0.1, 0.5"})
                 .in_place());
 

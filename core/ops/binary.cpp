@@ -208,6 +208,11 @@ TensorSpec one_dtype_infer(const OpArgs& args) {
                "{}: self and values must have the same dtype; got {} and {}", args.op_name(), a, b);
   return binary_infer<Typing::kAny>(args);
 }
+// An operator whose operands are both tensors.
+OpDef of_tensors(OpDef def) {
+  def.samples({"f(2,3), f(2,3)", "f(2,3), f(3)", "f(2,1), f(3)"});
+  return def;
+}
 }  // namespace
 
 MUSTER_DEFINE_OPS(binary) {
@@ -263,40 +268,44 @@ MUSTER_DEFINE_OPS(binary) {
                 .infer(pow_infer)
                 .samples({"p(2,3), f(2,3)", "p(2,3), 2", "p(2,3), 0.5"})
                 .in_place());
-  table.add(binary_op<kAtan2, Typing::kFloat>("atan2(Tensor self, Tensor other) -> Tensor",
-                                              atan2_derivative, {"self", "other"})
-                .in_place());
-  table.add(binary_op<kMaximum, Typing::kAny>(
+  table.add(
+      of_tensors(binary_op<kAtan2, Typing::kFloat>("atan2(Tensor self, Tensor other) -> Tensor",
+                                                   atan2_derivative, {"self", "other"}))
+          .in_place());
+  table.add(of_tensors(binary_op<kMaximum, Typing::kAny>(
       "maximum(Tensor self, Tensor other) -> Tensor",
-      [](Context c) -> GradList { return extreme_derivative(c, true); }, {"self", "other"}));
-  table.add(binary_op<kMinimum, Typing::kAny>(
+      [](Context c) -> GradList { return extreme_derivative(c, true); }, {"self", "other"})));
+  table.add(of_tensors(binary_op<kMinimum, Typing::kAny>(
       "minimum(Tensor self, Tensor other) -> Tensor",
-      [](Context c) -> GradList { return extreme_derivative(c, false); }, {"self", "other"}));
-  table.add(binary_op<kFmax, Typing::kAny>(
+      [](Context c) -> GradList { return extreme_derivative(c, false); }, {"self", "other"})));
+  table.add(of_tensors(binary_op<kFmax, Typing::kAny>(
       "fmax(Tensor self, Tensor other) -> Tensor",
-      [](Context c) -> GradList { return number_extreme_derivative(c, true); }, {"self", "other"}));
-  table.add(binary_op<kFmin, Typing::kAny>(
+      [](Context c) -> GradList { return number_extreme_derivative(c, true); },
+      {"self", "other"})));
+  table.add(of_tensors(binary_op<kFmin, Typing::kAny>(
       "fmin(Tensor self, Tensor other) -> Tensor",
       [](Context c) -> GradList { return number_extreme_derivative(c, false); },
-      {"self", "other"}));
-  table.add(
+      {"self", "other"})));
+  table.add(of_tensors(
       binary_op<kHypot, Typing::kFloatOnly>("hypot(Tensor self, Tensor other) -> (Tensor result)",
-                                            hypot_derivative, {"self", "other", "result"}));
+                                            hypot_derivative, {"self", "other", "result"})));
   table.add(
       binary_op<kCopysign, Typing::kFloat>("copysign(Tensor self, Tensor other) -> (Tensor result)",
                                            copysign_derivative, {"self", "result"}));
-  table.add(binary_op<kLogaddexp, Typing::kFloatOnly>(
-      "logaddexp(Tensor self, Tensor other) -> Tensor", logaddexp_derivative, {"self", "other"}));
-  table.add(binary_op<kLogaddexp2, Typing::kFloatOnly>(
-      "logaddexp2(Tensor self, Tensor other) -> Tensor", logaddexp2_derivative, {"self", "other"}));
+  table.add(of_tensors(binary_op<kLogaddexp, Typing::kFloatOnly>(
+      "logaddexp(Tensor self, Tensor other) -> Tensor", logaddexp_derivative, {"self", "other"})));
+  table.add(of_tensors(
+      binary_op<kLogaddexp2, Typing::kFloatOnly>("logaddexp2(Tensor self, Tensor other) -> Tensor",
+                                                 logaddexp2_derivative, {"self", "other"})));
   table.add(binary_op<kXlogy, Typing::kFloat>("xlogy(Tensor self, Tensor other) -> Tensor",
                                               xlogy_derivative, {"self", "other"}));
-  table.add(binary_op<kNextafter, Typing::kFloatOnly>(
-                "nextafter(Tensor self, Tensor other) -> Tensor", nullptr)
+  table.add(of_tensors(binary_op<kNextafter, Typing::kFloatOnly>(
+                           "nextafter(Tensor self, Tensor other) -> Tensor", nullptr))
                 .not_differentiable("it names the neighbouring number"));
   table.add(binary_op<kHeaviside, Typing::kAny>("heaviside(Tensor self, Tensor values) -> Tensor",
                                                 nullptr)
                 .infer(one_dtype_infer)
+                .samples({"f(2,3), f(2,3)", "f(2,3), f(3)"})
                 .not_differentiable("the result is a step"));
 }
 }  // namespace muster::ops

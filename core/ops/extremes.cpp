@@ -170,10 +170,13 @@ GradList logsumexp_derivative(Context c) {
   return {mul(with_dims(c.grad(), dims, keepdim), exp(sub(c.saved("self"), result)))};
 }
 
-OpDef extreme(const char* schema, KernelFn kernel, std::vector<std::string> samples) {
+constexpr const char* kPairRule = "S(b) -> S(b/dim), S(b/dim) where b != dim";
+
+OpDef extreme(const char* schema, KernelFn kernel, std::vector<std::string> rules,
+              std::vector<std::string> samples) {
   return OpDef(schema)
       .kernel(DeviceType::kCpu, kernel)
-      .replicate_only(kReductionRule)
+      .shard(std::move(rules))
       .fusion(FusionClass::kRowReduction)
       .samples(std::move(samples));
 }
@@ -183,46 +186,51 @@ MUSTER_DEFINE_OPS(extremes) {
   using enum ReduceKind;
   const std::vector<std::string> some = {"f(2,3), [1], false", "f(2,3), None, true"};
   table.add(extreme("amax(Tensor self, int[]? dim=None, bool keepdim=False) -> (Tensor result)",
-                    extreme_kernel<kAmax>, some)
+                    extreme_kernel<kAmax>, reduction_rules("P(max)"), some)
                 .infer(extreme_infer)
                 .derivative(shared_derivative, {"self", "result"}));
   table.add(extreme("amin(Tensor self, int[]? dim=None, bool keepdim=False) -> (Tensor result)",
-                    extreme_kernel<kAmin>, some)
+                    extreme_kernel<kAmin>, reduction_rules("P(min)"), some)
                 .infer(extreme_infer)
                 .derivative(shared_derivative, {"self", "result"}));
-  table.add(extreme("max(Tensor self) -> (Tensor result)", extreme_kernel<kAmax>, {"f(2,3)"})
+  table.add(extreme("max(Tensor self) -> (Tensor result)", extreme_kernel<kAmax>,
+                    {"S(b) -> P(max)"}, {"f(2,3)"})
                 .infer(total_infer)
                 .derivative(total_derivative, {"self", "result"}));
-  table.add(extreme("min(Tensor self) -> (Tensor result)", extreme_kernel<kAmin>, {"f(2,3)"})
+  table.add(extreme("min(Tensor self) -> (Tensor result)", extreme_kernel<kAmin>,
+                    {"S(b) -> P(min)"}, {"f(2,3)"})
                 .infer(total_infer)
                 .derivative(total_derivative, {"self", "result"}));
   table.add(extreme("max_dim(Tensor self, int dim, bool keepdim=False) -> (Tensor values, Tensor "
                     "indices)",
-                    indexed_kernel<true>, {"f(2,3), 1, false"})
+                    indexed_kernel<true>, {kPairRule}, {"f(2,3), 1, false"})
                 .infer(indexed_infer)
                 .derivative(indexed_derivative, {"indices"}));
   table.add(extreme("min_dim(Tensor self, int dim, bool keepdim=False) -> (Tensor values, Tensor "
                     "indices)",
-                    indexed_kernel<false>, {"f(2,3), 1, false"})
+                    indexed_kernel<false>, {kPairRule}, {"f(2,3), 1, false"})
                 .infer(indexed_infer)
                 .derivative(indexed_derivative, {"indices"}));
   table.add(extreme("argmax(Tensor self, int? dim=None, bool keepdim=False) -> Tensor",
-                    arg_kernel<true>, {"f(2,3), 1, false", "f(2,3), None, false"})
+                    arg_kernel<true>, reduction_rules(),
+                    {"f(2,3), 1, false", "f(2,3), None, false"})
                 .infer(arg_infer)
                 .not_differentiable("the result is a place"));
   table.add(extreme("argmin(Tensor self, int? dim=None, bool keepdim=False) -> Tensor",
-                    arg_kernel<false>, {"f(2,3), 1, false", "f(2,3), None, false"})
+                    arg_kernel<false>, reduction_rules(),
+                    {"f(2,3), 1, false", "f(2,3), None, false"})
                 .infer(arg_infer)
                 .not_differentiable("the result is a place"));
   table.add(extreme("vector_norm(Tensor self, Scalar ord=2, int[]? dim=None, bool keepdim=False, "
                     "*, ScalarType? dtype=None) -> (Tensor result)",
-                    norm_kernel, {"f(2,3), 2, [1], false, None", "f(2,3), 1, None, false, None"})
+                    norm_kernel, reduction_rules(),
+                    {"f(2,3), 2, [1], false, None", "f(2,3), 1, None, false, None"})
                 .infer(norm_infer)
                 .derivative(norm_derivative, {"self", "result"}));
   table.add(composed("norm(Tensor self, Scalar p=2, int[]? dim=None, bool keepdim=False) -> Tensor",
                      norm_composite, {"f(2,3), 2, None, false"}));
   table.add(extreme("logsumexp(Tensor self, int[] dim, bool keepdim=False) -> (Tensor result)",
-                    logsumexp_kernel, {"f(2,3), [1], false"})
+                    logsumexp_kernel, reduction_rules(), {"f(2,3), [1], false"})
                 .infer(logsumexp_infer)
                 .derivative(logsumexp_derivative, {"self", "result"}));
 }

@@ -71,8 +71,22 @@ Arrangement arrangement_of(const OpArgs& args) {
 }
 
 TensorSpec index_infer(const OpArgs& args) {
-  const Tensor& self = args.tensor(0);
-  return TensorSpec::contiguous(arrangement_of(args).out_sizes, self.dtype(), self.device());
+  const Tensor &self = args.tensor(0), &index = args.tensor(1);
+  const Arrangement a = arrangement_of(args);
+  // The result lies as self does, without its indexed dims, and then as the indices do.
+  const size_t n = a.out_sizes.size(), b = index.sizes().size() - 1, k = args[2].ints().size();
+  DimVector from_self(n), index_sizes(n, 1), from_index(n);
+  for (size_t i = 0; i < n; ++i) {
+    const auto to = static_cast<size_t>(a.out_order[i]);
+    if (i < b) {
+      index_sizes[to] = index.sizes()[i + 1];
+      from_index[to] = index.strides()[i + 1];
+    } else {
+      from_self[to] = self.strides()[static_cast<size_t>(a.order[i - b + k])];
+    }
+  }
+  const StridedShape operands[] = {{a.out_sizes, from_self}, {index_sizes, from_index}};
+  return {a.out_sizes, result_strides(operands, a.out_sizes), self.dtype(), self.device()};
 }
 
 // Rows of the stacked index as kernels want them: one view per indexed dim.
@@ -88,12 +102,26 @@ struct IndexViews {
   std::vector<TensorView> views;
 };
 
+// Runs a kernel; an error then also says which dimensions are indexed.
+template <typename Body>
+void with_index_context(const OpArgs& args, const Body& body) {
+  try {
+    body();
+  } catch (Error& error) {
+    error.add_context(fmt::format("indexed dimension {} of size {}", to_string(args[2].ints()),
+                                  to_string(args.tensor(0).sizes())));
+    throw;
+  }
+}
+
 void index_kernel(const OpArgs& args, std::span<Tensor> outs) {
   const Arrangement a = arrangement_of(args);
   const IndexViews indices(args.tensor(1));
   const Layout out = permute_layout(outs[0].layout(), a.out_order);
   const Layout in = permute_layout(args.tensor(0).layout(), a.order);
-  cpu::index(view_with(outs[0], out), view_with(args.tensor(0), in), indices.views);
+  with_index_context(args, [&] {
+    cpu::index(view_with(outs[0], out), view_with(args.tensor(0), in), indices.views);
+  });
 }
 
 Tensor index_stacked(const Tensor& self, const Tensor& index, const Value& dims) {
@@ -141,9 +169,10 @@ void put_kernel(const OpArgs& args, std::span<Tensor> outs) {
   const TensorView& wide = values;
   const Layout arranged = permute_layout({wide.sizes, wide.strides, 0}, a.out_order);
   const Layout out = permute_layout(outs[0].layout(), a.order);
-  cpu::index_put(view_with(outs[0], out), indices.views,
-                 TensorView(wide.data, wide.dtype, arranged.sizes, arranged.strides),
-                 args[4].boolean());
+  const TensorView source(wide.data, wide.dtype, arranged.sizes, arranged.strides);
+  with_index_context(args, [&] {
+    cpu::index_put(view_with(outs[0], out), indices.views, source, args[4].boolean());
+  });
 }
 
 // Of several writes to one place the last stays, so that it alone has a gradient.

@@ -251,39 +251,47 @@ GradList scatter_add_derivative(Context c) {
   return {c.grad(), {}, c.needs("src") ? gathered(c, "src") : Tensor()};
 }
 
+constexpr const char* kAnyShard = "an index may name a row of any shard";
+
 OpDef along_dim(const char* schema, InferFn infer, KernelFn kernel, DerivativeFn derivative,
                 std::vector<std::string> samples) {
   return OpDef(schema)
       .infer(infer)
       .kernel(DeviceType::kCpu, kernel)
       .derivative(derivative, {"index"})
-      .replicate_only("an index may name a row of any shard")
       .samples(std::move(samples));
 }
 }  // namespace
 
 MUSTER_DEFINE_OPS(index_rows) {
   table.add(along_dim("index_select(Tensor self, int dim, Tensor index) -> Tensor", select_infer,
-                      select_kernel, select_derivative, {"f(4,3), 0, x4(3)", "f(2,4), -1, x4(2)"}));
+                      select_kernel, select_derivative, {"f(4,3), 0, x4(3)", "f(2,4), -1, x4(2)"})
+                .shard({"S(b), R -> S(b) where b != dim", "P, R -> P"}));
   table.add(along_dim("index_add(Tensor self, int dim, Tensor index, Tensor source, *, Scalar "
                       "alpha=1) -> Tensor",
                       rows_infer, add_kernel, add_derivative, {"f(4,3), 0, x4(2), f(2,3), 1"})
+                .replicate_only(kAnyShard)
                 .in_place());
   table.add(along_dim("index_copy(Tensor self, int dim, Tensor index, Tensor source) -> Tensor",
                       rows_infer, copy_kernel, copy_derivative, {"f(4,3), 0, x4(2), f(2,3)"})
+                .replicate_only(kAnyShard)
                 .in_place());
   table.add(along_dim("index_fill(Tensor self, int dim, Tensor index, Tensor value) -> Tensor",
                       fill_infer, fill_kernel, fill_derivative, {"f(4,3), 0, x4(2), 0.5"})
+                .replicate_only(kAnyShard)
                 .in_place());
   table.add(along_dim("gather(Tensor self, int dim, Tensor index) -> Tensor", gather_infer,
-                      gather_kernel, gather_derivative, {"f(4,3), 0, x4(2,3)"}));
+                      gather_kernel, gather_derivative, {"f(4,3), 0, x4(2,3)"})
+                .replicate_only(kAnyShard));
   table.add(along_dim("scatter(Tensor self, int dim, Tensor index, Tensor src) -> Tensor",
                       scatter_infer, scatter_kernel<ScatterKind::kAssign>, scatter_derivative,
                       {"f(4,3), 0, x4(2,3), f(2,3)", "f(4,3), 0, x4(2,3), 0.5"})
+                .replicate_only(kAnyShard)
                 .in_place());
   table.add(along_dim("scatter_add(Tensor self, int dim, Tensor index, Tensor src) -> Tensor",
                       scatter_infer, scatter_kernel<ScatterKind::kSum>, scatter_add_derivative,
                       {"f(4,3), 0, x4(2,3), f(2,3)"})
+                .replicate_only(kAnyShard)
                 .in_place());
 }
 }  // namespace muster::ops

@@ -179,7 +179,7 @@ MUSTER_DEFINE_OPS(joins) {
                 .infer(cat_infer)
                 .kernel(DeviceType::kCpu, cat_kernel)
                 .derivative(cat_derivative)
-                .replicate_only("a list of tensors: dist/tensor states its own rule")
+                .shard({"S(b) -> S(b) where b != dim", "P -> P"})
                 .autocast(AutocastClass::kPromote)
                 .samples({"[f(2,3), f(1,3)], 0", "[f(2,3), f(2,2)], -1"}));
   table.add(composed("stack(Tensor[] tensors, int dim=0) -> Tensor", stack_composite,
@@ -192,7 +192,7 @@ MUSTER_DEFINE_OPS(joins) {
                 .derivative([](const BackwardContext& c) -> GradList {
                   return {flip(c.grad(), c.arg("dims").ints())};
                 })
-                .replicate_only("the placement follows the dims")
+                .shard({"S(b) -> S(b) where b not in dims", "P -> P"})
                 .samples({"f(2,3), [0]", "f(2,3).t, [0,1]"}));
   table.add(composed("roll(Tensor self, int[] shifts, int[] dims) -> Tensor", roll_composite,
                      {"f(2,3), [1], [0]", "f(2,3), [-2], []"}));
@@ -203,7 +203,7 @@ MUSTER_DEFINE_OPS(joins) {
                 .derivative([](const BackwardContext& c) -> GradList {
                   return {tril(c.grad(), c.arg("diagonal").integer())};
                 })
-                .replicate_only("a shard of the last two dims would need its offset")
+                .shard({"S(b) -> S(b) where b < ndim(self) - 2", "P -> P"})
                 .samples({"f(3,3), 0", "f(2,3,4), -1"}));
   table.add(OpDef("triu(Tensor self, int diagonal=0) -> Tensor")
                 .infer(triangle_infer)
@@ -212,7 +212,7 @@ MUSTER_DEFINE_OPS(joins) {
                 .derivative([](const BackwardContext& c) -> GradList {
                   return {triu(c.grad(), c.arg("diagonal").integer())};
                 })
-                .replicate_only("a shard of the last two dims would need its offset")
+                .shard({"S(b) -> S(b) where b < ndim(self) - 2", "P -> P"})
                 .samples({"f(3,3), 0", "f(2,3,4), 1"}));
 }
 }  // namespace muster::ops

@@ -126,15 +126,19 @@ class SampleReader {
       return (static_cast<double>(word) + 0.5) * 0x1p-32;
     };
     const char first = kind.empty() ? ' ' : kind[0];
-    if (first == 'f' || first == 'p' || first == 'u') {
-      const double low = first == 'f' ? -2.0 : first == 'p' ? 0.5 : 0.0;
-      const double high = first == 'u' ? 1.0 : 2.0;
+    struct Range {
+      char letter;
+      double low, high;
+    };
+    for (const Range& r :
+         {Range{'f', -2, 2}, Range{'p', 0.5, 2}, Range{'u', 0, 1}, Range{'q', 1.1, 3}}) {
+      if (r.letter != first) continue;
       return fill<double>(sizes, floating_,
-                          [&](int64_t i) { return low + (high - low) * uniform(i); });
+                          [&](int64_t i) { return r.low + (r.high - r.low) * uniform(i); });
     }
     if (first == 'b')
       return fill<int64_t>(sizes, DType::kBool, [&](int64_t i) { return uniform(i) < 0.5; });
-    check(first == 'i' || first == 'x', "f, p, u, i, b or x before the sizes");
+    check(first == 'i' || first == 'x', "f, p, u, q, i, b or x before the sizes");
     const int64_t low = first == 'i' ? -3 : 0;
     const int64_t count = first == 'i' ? 7 : number(kind.substr(1)).integer();
     return fill<int64_t>(sizes, DType::kI64, [&](int64_t i) {

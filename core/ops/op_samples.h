@@ -3,7 +3,7 @@
 ///
 /// A sample is the schema's arguments in order, separated by commas:
 ///   f(2,3)      a floating tensor of sizes [2, 3], values in (-2, 2); `f()` has 0 dims
-///   p(..) u(..) floating, values in (0.5, 2) and in (0, 1)
+///   p(..) u(..) q(..)  floating, values in (0.5, 2), (0, 1) and (1.1, 3)
 ///   i(..) b(..) i64 values in [-3, 4); bool
 ///   x5(..)      i64 values in [0, 5): indices
 ///   f(2,3).t    the same with the last two dims transposed in memory

@@ -7,53 +7,24 @@
 
 namespace muster::ops {
 namespace {
-// Dims as PyTorch's iterator sees an operand: stride 0 where the operand is broadcast.
-struct Broadcast {
-  Dims sizes;
-  Dims strides;
-  size_t lead;  // dims that the operand lacks
-
-  [[nodiscard]] int64_t stride(size_t dim, Dims shape) const {
-    if (dim < lead) return 0;
-    const size_t own = dim - lead;
-    return sizes[own] == 1 && shape[dim] != 1 ? 0 : strides[own];
-  }
-};
+// A dim as PyTorch's iterator sees it: stride 0 where the operand is broadcast.
+int64_t broadcast_stride(const StridedShape& operand, size_t dim, Dims shape) {
+  const size_t lead = shape.size() - operand.sizes.size();
+  if (dim < lead) return 0;
+  const size_t own = dim - lead;
+  return operand.sizes[own] == 1 && shape[dim] != 1 ? 0 : operand.strides[own];
+}
 
 // 1: dim `inner` must lie outside `outer`; -1: they are in order; 0: no operand can tell.
-int compare_dims(std::span<const Broadcast> operands, Dims shape, size_t inner, size_t outer) {
-  for (const Broadcast& operand : operands) {
-    const int64_t a = operand.stride(inner, shape), b = operand.stride(outer, shape);
+int compare_dims(std::span<const StridedShape> operands, Dims shape, size_t inner, size_t outer) {
+  for (const StridedShape& operand : operands) {
+    const int64_t a = broadcast_stride(operand, inner, shape);
+    const int64_t b = broadcast_stride(operand, outer, shape);
     if (a == 0 || b == 0) continue;
     if (a != b) return a < b ? -1 : 1;
     if (shape[inner] > shape[outer]) return 1;
   }
   return 0;
-}
-
-DimVector strides_like_operands(std::span<const Broadcast> operands, Dims shape) {
-  const size_t n = shape.size();
-  DimVector order(n);  // from the innermost dim to the outermost
-  for (size_t i = 0; i < n; ++i) order[i] = static_cast<int64_t>(n - 1 - i);
-  for (size_t i = 1; i < n; ++i) {
-    size_t moving = i;
-    for (size_t j = i; j-- > 0;) {
-      const int verdict = compare_dims(operands, shape, static_cast<size_t>(order[j]),
-                                       static_cast<size_t>(order[moving]));
-      if (verdict < 0) break;
-      if (verdict > 0) {
-        std::swap(order[j], order[moving]);
-        moving = j;
-      }
-    }
-  }
-  DimVector strides(n);
-  int64_t step = 1;
-  for (const int64_t dim : order) {
-    strides[static_cast<size_t>(dim)] = step;
-    step *= std::max<int64_t>(shape[static_cast<size_t>(dim)], 1);
-  }
-  return strides;
 }
 
 TensorSpec general_spec(std::span<const Value> operands, DType dtype, const char* operation) {
@@ -82,11 +53,9 @@ TensorSpec general_spec(std::span<const Value> operands, DType dtype, const char
       return spec;
     }
   }
-  std::vector<Broadcast> views;
-  for (const TensorImpl* impl : tensors) {
-    views.push_back({impl->sizes, impl->strides, shape.size() - impl->sizes.size()});
-  }
-  spec.strides = strides_like_operands(views, shape);
+  std::vector<StridedShape> shapes;
+  for (const TensorImpl* impl : tensors) shapes.push_back({impl->sizes, impl->strides});
+  spec.strides = result_strides(shapes, shape);
   return spec;
 }
 
@@ -94,6 +63,31 @@ void store_number(std::byte* data, Scalar value, DType dtype) {
   kernels::cpu::fill(TensorView(data, dtype, Dims(), Dims()), value);
 }
 }  // namespace
+
+DimVector result_strides(std::span<const StridedShape> operands, Dims shape) {
+  const size_t n = shape.size();
+  DimVector order(n);  // from the innermost dim to the outermost
+  for (size_t i = 0; i < n; ++i) order[i] = static_cast<int64_t>(n - 1 - i);
+  for (size_t i = 1; i < n; ++i) {
+    size_t moving = i;
+    for (size_t j = i; j-- > 0;) {
+      const int verdict = compare_dims(operands, shape, static_cast<size_t>(order[j]),
+                                       static_cast<size_t>(order[moving]));
+      if (verdict < 0) break;
+      if (verdict > 0) {
+        std::swap(order[j], order[moving]);
+        moving = j;
+      }
+    }
+  }
+  DimVector strides(n);
+  int64_t step = 1;
+  for (const int64_t dim : order) {
+    strides[static_cast<size_t>(dim)] = step;
+    step *= std::max<int64_t>(shape[static_cast<size_t>(dim)], 1);
+  }
+  return strides;
+}
 
 TensorSpec pointwise_spec(std::span<const Value> operands, DType dtype, const char* operation) {
   const Tensor* first = nullptr;

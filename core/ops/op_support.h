@@ -23,6 +23,14 @@ namespace muster::ops {
 /// @source TensorIterator: fast set-ups and reorder_dimensions
 TensorSpec pointwise_spec(std::span<const Value> operands, DType dtype, const char* operation);
 
+struct StridedShape {
+  Dims sizes;
+  Dims strides;
+};
+/// Strides of a fresh result of sizes `shape`: dims in the order that the operands, the first ones
+/// first, lie in memory. Broadcast dims (stride 0) decide nothing.
+DimVector result_strides(std::span<const StridedShape> operands, Dims shape);
+
 /// The dtype for operators that are floating for all inputs: f32 for integers and bool.
 inline DType float_type(DType dtype) noexcept { return is_floating(dtype) ? dtype : kDefaultDType; }
 

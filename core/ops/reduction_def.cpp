@@ -1,5 +1,7 @@
 #include "core/ops/reduction_def.h"
 
+#include <fmt/format.h>
+
 #include "core/ops/views.h"
 
 namespace muster::ops {
@@ -9,6 +11,12 @@ TensorSpec reduced_spec(const Tensor& self, const Value& dims, bool keepdim, DTy
   const DimVector reduced = normalized_dims(dims, self.ndim(), operation);
   return TensorSpec::contiguous(reduced_sizes(self.sizes(), reduced, keepdim), dtype,
                                 self.device());
+}
+
+std::vector<std::string> reduction_rules(const char* partial) {
+  std::vector<std::string> rules = {"S(b) -> S(b/dim) where b not in dim"};
+  if (partial != nullptr) rules.push_back(fmt::format("S(b) -> {} where b in dim", partial));
+  return rules;
 }
 
 Tensor with_dims(const Tensor& reduced, Dims dims, bool keepdim) {

@@ -42,8 +42,8 @@ inline DimVector dims_of(const BackwardContext& c) {
 /// @error kInvalidArgument
 void check_not_empty(const Tensor& self, Dims dims, const char* operation);
 
-/// The shard rules of a reduction: sharded on another dim, the result is sharded too.
-inline constexpr const char* kReductionRule =
-    "the rule depends on the dims: dist/tensor derives it";
+/// Rules of a reduction over argument `dim`: kept dims stay sharded; a reduced one gives `partial`
+/// ("P", "P(max)"), or nothing where the shards' results do not combine.
+std::vector<std::string> reduction_rules(const char* partial = nullptr);
 
 }  // namespace muster::ops

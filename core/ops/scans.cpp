@@ -123,34 +123,40 @@ GradList extreme_scan_derivative(Context c) {
                       c.saved("indices"), c.grad())};
 }
 
+constexpr const char* kOneRule = "S(b) -> S(b) where b != dim";
+constexpr const char* kTwoRule = "S(b) -> S(b), S(b) where b != dim";
+
 OpDef scan_op(const char* schema, KernelFn kernel, DerivativeFn derivative, Saves saves,
-              std::vector<std::string> samples) {
+              const char* rule, std::vector<std::string> samples) {
   return OpDef(schema)
       .kernel(DeviceType::kCpu, kernel)
       .derivative(derivative, std::move(saves))
-      .replicate_only("the rule depends on the dim: dist/tensor derives it")
+      .shard({rule})
       .samples(std::move(samples));
 }
 }  // namespace
 
 MUSTER_DEFINE_OPS(scans) {
   table.add(scan_op("cumsum(Tensor self, int dim, *, ScalarType? dtype=None) -> Tensor",
-                    scan_kernel<ScanKind::kSum>, cumsum_derivative, {},
+                    scan_kernel<ScanKind::kSum>, cumsum_derivative, {}, kOneRule,
                     {"f(2,3), 1, None", "i(2,3), 0, None"})
-                .infer(scan_infer));
+                .infer(scan_infer)
+                .shard({kOneRule, "P -> P"}));
   table.add(scan_op("cumprod(Tensor self, int dim, *, ScalarType? dtype=None) -> (Tensor result)",
-                    scan_kernel<ScanKind::kProd>, cumprod_derivative, {"self", "result"},
+                    scan_kernel<ScanKind::kProd>, cumprod_derivative, {"self", "result"}, kOneRule,
                     {"f(2,3), 1, None"})
                 .infer(scan_infer));
   table.add(scan_op("logcumsumexp(Tensor self, int dim) -> (Tensor result)",
                     scan_kernel<ScanKind::kLogsumexp>, logcumsumexp_derivative, {"self", "result"},
-                    {"f(2,3), 1"})
+                    kOneRule, {"f(2,3), 1"})
                 .infer(float_scan_infer));
   table.add(scan_op("cummax(Tensor self, int dim) -> (Tensor values, Tensor indices)",
-                    extreme_scan_kernel<true>, extreme_scan_derivative, {"indices"}, {"f(2,3), 1"})
+                    extreme_scan_kernel<true>, extreme_scan_derivative, {"indices"}, kTwoRule,
+                    {"f(2,3), 1"})
                 .infer(extreme_scan_infer));
   table.add(scan_op("cummin(Tensor self, int dim) -> (Tensor values, Tensor indices)",
-                    extreme_scan_kernel<false>, extreme_scan_derivative, {"indices"}, {"f(2,3), 1"})
+                    extreme_scan_kernel<false>, extreme_scan_derivative, {"indices"}, kTwoRule,
+                    {"f(2,3), 1"})
                 .infer(extreme_scan_infer));
 }
 }  // namespace muster::ops

@@ -200,12 +200,27 @@ void sum_to_size_composite(const OpArgs& args, std::span<Tensor> outs) {
   }
 }
 
+std::vector<std::string> linear_rules() {
+  std::vector<std::string> rules = reduction_rules("P");
+  rules.push_back("P -> P");
+  return rules;
+}
+
+// A mean of means is the mean only where shards are even: no rule for a reduced dim.
+std::vector<std::string> mean_rules() {
+  std::vector<std::string> rules = reduction_rules();
+  rules.push_back("P -> P");
+  return rules;
+}
+
+std::vector<std::string> pair_rules() { return {"S(b) -> S(b/dim), S(b/dim) where b not in dim"}; }
+
 OpDef reduction(const char* schema, InferFn infer, KernelFn kernel, DerivativeFn derivative,
-                Saves saves, std::vector<std::string> samples) {
+                Saves saves, std::vector<std::string> rules, std::vector<std::string> samples) {
   OpDef def(schema);
   def.infer(infer)
       .kernel(DeviceType::kCpu, kernel)
-      .replicate_only(kReductionRule)
+      .shard(std::move(rules))
       .fusion(FusionClass::kRowReduction)
       .samples(std::move(samples));
   if (derivative != nullptr) {
@@ -222,12 +237,12 @@ MUSTER_DEFINE_OPS(sums) {
   table.add(reduction(
       "sum(Tensor self, int[]? dim=None, bool keepdim=False, *, ScalarType? "
       "dtype=None) -> Tensor",
-      sum_infer, reduce_kernel<kSum>, sum_derivative, {},
+      sum_infer, reduce_kernel<kSum>, sum_derivative, {}, linear_rules(),
       {"f(2,3), None, false, None", "f(2,3,4), [0,-1], true, None", "i(2,3), [0], false, None"}));
   table.add(
       reduction("mean(Tensor self, int[]? dim=None, bool keepdim=False, *, ScalarType? "
                 "dtype=None) -> Tensor",
-                mean_infer, reduce_kernel<kMean>, mean_derivative, {},
+                mean_infer, reduce_kernel<kMean>, mean_derivative, {}, mean_rules(),
                 {"f(2,3), None, false, None", "f(2,3,4), [1], true, None"}));
   table.add(
       reduction("nansum(Tensor self, int[]? dim=None, bool keepdim=False, *, ScalarType? "
@@ -236,42 +251,43 @@ MUSTER_DEFINE_OPS(sums) {
                 [](Context c) -> GradList {
                   return {where(isnan(c.saved("self")), 0.0, sum_derivative(c)[0])};
                 },
-                {"self"}, {"f(2,3), None, false, None"}));
+                {"self"}, reduction_rules("P"), {"f(2,3), None, false, None"}));
   table.add(
       composed("nanmean(Tensor self, int[]? dim=None, bool keepdim=False, *, ScalarType? "
                "dtype=None) -> Tensor",
                nanmean_composite, {"f(2,3), [1], false, None"}));
-  table.add(
-      reduction("prod(Tensor self, int? dim=None, bool keepdim=False, *, ScalarType? "
-                "dtype=None) -> Tensor",
-                sum_infer, reduce_kernel<kProd>, prod_derivative, {"self"},
-                {"f(2,3), None, false, None", "f(2,3), 1, true, None"}));
+  table.add(reduction(
+      "prod(Tensor self, int? dim=None, bool keepdim=False, *, ScalarType? "
+      "dtype=None) -> Tensor",
+      sum_infer, reduce_kernel<kProd>, prod_derivative, {"self"}, reduction_rules("P(product)"),
+      {"f(2,3), None, false, None", "f(2,3), 1, true, None"}));
   table.add(reduction("any(Tensor self, int[]? dim=None, bool keepdim=False) -> Tensor", bool_infer,
-                      reduce_kernel<kAny>, nullptr, {}, {"b(2,3), [1], false"}));
+                      reduce_kernel<kAny>, nullptr, {}, reduction_rules(), {"b(2,3), [1], false"}));
   table.add(reduction("all(Tensor self, int[]? dim=None, bool keepdim=False) -> Tensor", bool_infer,
-                      reduce_kernel<kAll>, nullptr, {}, {"b(2,3), [1], false"}));
+                      reduce_kernel<kAll>, nullptr, {}, reduction_rules(), {"b(2,3), [1], false"}));
   table.add(reduction("count_nonzero(Tensor self, int[]? dim=None) -> Tensor", count_infer,
-                      reduce_kernel<kCountNonzero>, nullptr, {}, {"i(2,3), [1]"}));
+                      reduce_kernel<kCountNonzero>, nullptr, {}, reduction_rules("P"),
+                      {"i(2,3), [1]"}));
 
   table.add(
       reduction("var(Tensor self, int[]? dim=None, *, Scalar? correction=None, bool "
                 "keepdim=False) -> Tensor",
-                var_infer, var_kernel<false>, var_derivative, {"self"},
+                var_infer, var_kernel<false>, var_derivative, {"self"}, reduction_rules(),
                 {"f(2,3), [1], 1, false", "f(2,3), None, 0, true"}));
   table.add(
       reduction("std(Tensor self, int[]? dim=None, *, Scalar? correction=None, bool "
                 "keepdim=False) -> (Tensor result)",
-                var_infer, var_kernel<true>, std_derivative, {"self", "result"},
+                var_infer, var_kernel<true>, std_derivative, {"self", "result"}, reduction_rules(),
                 {"f(2,3), [1], 1, false", "f(2,3), None, 0, true"}));
   table.add(reduction("var_mean(Tensor self, int[]? dim=None, *, Scalar? correction=None, bool "
                       "keepdim=False) -> (Tensor result, Tensor mean)",
                       nullptr, var_kernel<false>, var_mean_derivative<false>, {"self"},
-                      {"f(2,3), [1], 1, false"})
+                      pair_rules(), {"f(2,3), [1], 1, false"})
                 .infer(var_mean_infer));
   table.add(reduction("std_mean(Tensor self, int[]? dim=None, *, Scalar? correction=None, bool "
                       "keepdim=False) -> (Tensor result, Tensor mean)",
                       nullptr, var_kernel<true>, var_mean_derivative<true>, {"self", "result"},
-                      {"f(2,3), [1], 1, false"})
+                      pair_rules(), {"f(2,3), [1], 1, false"})
                 .infer(var_mean_infer));
   table.add(composed("sum_to_size(Tensor self, int[] size) -> Tensor", sum_to_size_composite,
                      {"f(2,3), [1,3]", "f(2,3), [3]", "f(2,3), []"}));

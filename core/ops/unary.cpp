@@ -142,11 +142,13 @@ MUSTER_DEFINE_OPS(unary) {
           "reciprocal(Tensor self) -> (Tensor result)",
           [](Context c) -> GradList { return {neg(mul(c.grad(), square(c.saved("result"))))}; },
           {"result"})
+          .samples({"p(2,3)", "p(2,3).t", "p()"})
           .in_place());
   table.add(unary_op<kSqrt, Typing::kFloat>(
                 "sqrt(Tensor self) -> (Tensor result)",
                 [](Context c) -> GradList { return {div(c.grad(), mul(c.saved("result"), 2))}; },
                 {"result"})
+                .samples({"p(2,3)", "p(2,3).t", "p()"})
                 .in_place());
   table.add(unary_op<kRsqrt, Typing::kFloat>("rsqrt(Tensor self) -> (Tensor result)",
                                              [](Context c) -> GradList {
@@ -154,6 +156,7 @@ MUSTER_DEFINE_OPS(unary) {
                                                            -0.5)};
                                              },
                                              {"result"})
+                .samples({"p(2,3)", "p(2,3).t", "p()"})
                 .in_place());
   table.add(unary_op<kExp, Typing::kFloat>(
                 "exp(Tensor self) -> (Tensor result)",
@@ -175,6 +178,7 @@ MUSTER_DEFINE_OPS(unary) {
   table.add(unary_op<kLog, Typing::kFloat>(
                 "log(Tensor self) -> Tensor",
                 [](Context c) -> GradList { return {div(c.grad(), c.saved("self"))}; }, {"self"})
+                .samples({"p(2,3)", "p(2,3).t", "p()"})
                 .in_place());
   table.add(unary_op<kLog2, Typing::kFloat>("log2(Tensor self) -> Tensor",
                                             [](Context c) -> GradList {
@@ -182,6 +186,7 @@ MUSTER_DEFINE_OPS(unary) {
                                                           mul(c.saved("self"), std::numbers::ln2))};
                                             },
                                             {"self"})
+                .samples({"p(2,3)", "p(2,3).t", "p()"})
                 .in_place());
   table.add(unary_op<kLog10, Typing::kFloat>(
                 "log10(Tensor self) -> Tensor",
@@ -189,11 +194,13 @@ MUSTER_DEFINE_OPS(unary) {
                   return {div(c.grad(), mul(c.saved("self"), std::numbers::ln10))};
                 },
                 {"self"})
+                .samples({"p(2,3)", "p(2,3).t", "p()"})
                 .in_place());
   table.add(unary_op<kLog1p, Typing::kFloat>(
                 "log1p(Tensor self) -> Tensor",
                 [](Context c) -> GradList { return {div(c.grad(), add(c.saved("self"), 1))}; },
                 {"self"})
+                .samples({"p(2,3)", "p(2,3).t", "p()"})
                 .in_place());
   table.add(unary_op<kSin, Typing::kFloat>(
                 "sin(Tensor self) -> Tensor",
@@ -227,6 +234,7 @@ MUSTER_DEFINE_OPS(unary) {
                                                           rsqrt(sub(1, square(c.saved("self")))))};
                                             },
                                             {"self"})
+                .samples({"u(2,3)", "u(2,3).t", "u()"})
                 .in_place());
   table.add(unary_op<kAcos, Typing::kFloat>(
                 "acos(Tensor self) -> Tensor",
@@ -234,6 +242,7 @@ MUSTER_DEFINE_OPS(unary) {
                   return {mul(c.grad(), neg(rsqrt(sub(1, square(c.saved("self"))))))};
                 },
                 {"self"})
+                .samples({"u(2,3)", "u(2,3).t", "u()"})
                 .in_place());
   table.add(
       unary_op<kAtan, Typing::kFloat>(
@@ -254,12 +263,14 @@ MUSTER_DEFINE_OPS(unary) {
                                                            rsqrt(sub(square(c.saved("self")), 1)))};
                                              },
                                              {"self"})
+                .samples({"q(2,3)", "q(2,3).t", "q()"})
                 .in_place());
   table.add(
       unary_op<kAtanh, Typing::kFloat>(
           "atanh(Tensor self) -> Tensor",
           [](Context c) -> GradList { return {div(c.grad(), sub(1, square(c.saved("self"))))}; },
           {"self"})
+          .samples({"u(2,3)", "u(2,3).t", "u()"})
           .in_place());
   table.add(unary_op<kErf, Typing::kFloat>(
                 "erf(Tensor self) -> Tensor",
@@ -284,6 +295,7 @@ MUSTER_DEFINE_OPS(unary) {
                       mul(c.grad(), bell(c.saved("result"), 0.5 / std::numbers::inv_sqrtpi, 1.0))};
                 },
                 {"result"})
+                .samples({"u(2,3)", "u(2,3).t", "u()"})
                 .in_place());
   table.add(unary_op<kLgamma, Typing::kFloat>(
                 "lgamma(Tensor self) -> Tensor",

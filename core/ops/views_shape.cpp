@@ -152,12 +152,14 @@ void detach_composite(const OpArgs& args, std::span<Tensor> outs) {
   outs[0].impl()->creation = ViewCreation::kDefault;
 }
 
+// Sizes and dims of a call are those of the whole tensor: which shard a dim becomes is
+// dist/tensor's to derive; what these rules state is that a sum of views is the view of the sum.
 OpDef shape_view(const char* schema, ViewFn layout, DerivativeFn derivative,
                  std::vector<std::string> samples) {
   return OpDef(schema)
       .view(layout)
       .derivative(derivative)
-      .replicate_only("the placement follows the dims: derived from the layout")
+      .shard({"P -> P"})
       .fusion(FusionClass::kView)
       .samples(std::move(samples));
 }
@@ -174,11 +176,12 @@ MUSTER_DEFINE_OPS(views_shape) {
   table.add(shape_view("permute(Tensor(a) self, int[] dims) -> Tensor(a)", permute_view_layout,
                        permute_derivative, {"f(2,3,4), [2,0,1]", "f(3), [-1]"}));
   table.add(shape_view(
-      "transpose(Tensor(a) self, int dim0, int dim1) -> Tensor(a)", transpose_view_layout,
-      [](const BackwardContext& c) -> GradList {
-        return {transpose(c.grad(), c.arg("dim0").integer(), c.arg("dim1").integer())};
-      },
-      {"f(2,3), 0, 1", "f(2,3,4), -1, 0"}));
+                "transpose(Tensor(a) self, int dim0, int dim1) -> Tensor(a)", transpose_view_layout,
+                [](const BackwardContext& c) -> GradList {
+                  return {transpose(c.grad(), c.arg("dim0").integer(), c.arg("dim1").integer())};
+                },
+                {"f(2,3), 0, 1", "f(2,3,4), -1, 0"})
+                .shard({"P -> P", "S(b) -> S(b) where b != dim0 and b != dim1"}));
   table.add(shape_view("t(Tensor(a) self) -> Tensor(a)", t_layout,
                        [](const BackwardContext& c) -> GradList { return {t(c.grad())}; },
                        {"f(2,3)", "f(3)"}));
@@ -187,8 +190,8 @@ MUSTER_DEFINE_OPS(views_shape) {
   table.add(shape_view("unsqueeze(Tensor(a) self, int dim) -> Tensor(a)", unsqueeze_view_layout,
                        as_self, {"f(2,3), 0", "f(2,3), -1", "f(), 0"}));
   table.add(shape_view("alias(Tensor(a) self) -> Tensor(a)", alias_layout,
-                       [](const BackwardContext& c) -> GradList { return {c.grad()}; },
-                       {"f(2,3)"}));
+                       [](const BackwardContext& c) -> GradList { return {c.grad()}; }, {"f(2,3)"})
+                .shard({"P -> P", "S(b) -> S(b)"}));
 
   table.add(composed("reshape(Tensor(a) self, int[] shape) -> Tensor(a)", reshape_composite,
                      {"f(2,6), [3,4]", "f(4,3).t, [12]"}));

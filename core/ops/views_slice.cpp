@@ -77,14 +77,12 @@ void narrow_composite(const OpArgs& args, std::span<Tensor> outs) {
   outs[0] = slice(self, args[1].integer(), start, start + length, 1);
 }
 
-constexpr const char* kPlacement = "the placement follows the dims: derived from the layout";
-
 OpDef part(const char* schema, ViewFn layout, DerivativeFn derivative,
            std::vector<std::string> samples) {
   return OpDef(schema)
       .view(layout)
       .derivative(derivative)
-      .replicate_only(kPlacement)
+      .shard({"P -> P"})
       .fusion(FusionClass::kView)
       .samples(std::move(samples));
 }
@@ -95,7 +93,7 @@ OpDef put_back(const char* schema, KernelFn kernel, DerivativeFn derivative,
       .infer(put_back_infer)
       .kernel(DeviceType::kCpu, kernel)
       .derivative(derivative)
-      .replicate_only(kPlacement)
+      .shard({"P -> P"})
       .samples(std::move(samples));
 }
 }  // namespace
@@ -107,17 +105,19 @@ MUSTER_DEFINE_OPS(views_slice) {
                    return {
                        call_one(op, c.grad(), c.spec("self").sizes, c.arg("dim"), c.arg("index"))};
                  },
-                 {"f(2,3), 0, 1", "f(2,3), -1, -2"}));
-  table.add(
-      part("slice(Tensor(a) self, int dim=0, int? start=None, int? end=None, int step=1) -> "
-           "Tensor(a)",
-           part_view<slice_part>,
-           [](const BackwardContext& c) -> GradList {
-             static const Op& op = find_op("slice_backward");
-             return {call_one(op, c.grad(), c.spec("self").sizes, c.arg("dim"), c.arg("start"),
-                              c.arg("end"), c.arg("step"))};
-           },
-           {"f(5,3), 0, 1, 4, 2", "f(5,3), 1, None, -1, 1"}));
+                 {"f(2,3), 0, 1", "f(2,3), -1, -2"})
+                .shard({"S(b) -> S(b/dim) where b != dim", "P -> P"})
+                .shard({"S(b) -> S(b/dim) where b != dim", "P -> P"}));
+  table.add(part("slice(Tensor(a) self, int dim=0, int? start=None, int? end=None, int step=1) -> "
+                 "Tensor(a)",
+                 part_view<slice_part>,
+                 [](const BackwardContext& c) -> GradList {
+                   static const Op& op = find_op("slice_backward");
+                   return {call_one(op, c.grad(), c.spec("self").sizes, c.arg("dim"),
+                                    c.arg("start"), c.arg("end"), c.arg("step"))};
+                 },
+                 {"f(5,3), 0, 1, 4, 2", "f(5,3), 1, None, -1, 1"})
+                .shard({"S(b) -> S(b) where b != dim", "P -> P"}));
   table.add(part("diagonal(Tensor(a) self, int offset=0, int dim1=0, int dim2=1) -> Tensor(a)",
                  part_view<diagonal_part>,
                  [](const BackwardContext& c) -> GradList {
@@ -133,7 +133,8 @@ MUSTER_DEFINE_OPS(views_slice) {
                    return {call_one(op, c.grad(), c.spec("self").sizes, c.arg("dimension"),
                                     c.arg("size"), c.arg("step"))};
                  },
-                 {"f(7), 0, 3, 2", "f(2,5), 1, 2, 1"}));
+                 {"f(7), 0, 3, 2", "f(2,5), 1, 2, 1"})
+                .shard({"S(b) -> S(b) where b != dimension", "P -> P"}));
   table.add(composed("narrow(Tensor(a) self, int dim, int start, int length) -> Tensor(a)",
                      narrow_composite, {"f(5,3), 0, 1, 3"}));
 

@@ -127,7 +127,7 @@ OpDef pieces(const char* schema, ViewFn layout, CountFn count, DerivativeFn deri
       .view(layout)
       .count(count)
       .derivative(derivative)
-      .replicate_only("a list of tensors: dist/tensor states its own rule")
+      .shard({"S(b) -> S(b) where b != dim", "P -> P"})
       .fusion(FusionClass::kView)
       .samples(std::move(samples));
 }
@@ -147,7 +147,8 @@ MUSTER_DEFINE_OPS(views_split) {
                    piece_layout<BySections>, count_pieces<BySections>, join_pieces<BySections>,
                    {"f(5,2), 3, 0"}));
   table.add(pieces("unbind(Tensor(a) self, int dim=0) -> Tensor(a)[]", unbind_layout, unbind_count,
-                   unbind_derivative, {"f(3,2), 0", "f(3,2), -1"}));
+                   unbind_derivative, {"f(3,2), 0", "f(3,2), -1"})
+                .shard({"S(b) -> S(b/dim) where b != dim", "P -> P"}));
 }
 }  // namespace muster::ops
 

@@ -32,6 +32,13 @@ void rename_arguments(json& c, const std::string& op) {
     kwargs["correction"] = kwargs["unbiased"].get<bool>() ? 1 : 0;
     kwargs.erase("unbiased");
   }
+  if (op == "norm") {
+    // "fro" is the 2-norm of all elements.
+    for (json* p : {args.size() > 1 ? &args[1] : &kwargs["p"]}) {
+      if (*p == "fro") *p = 2;
+    }
+    if (kwargs.contains("p") && kwargs["p"].is_null()) kwargs.erase("p");
+  }
   if (op == "clone" && kwargs.value("memory_format", "") == "preserve_format") {
     kwargs.erase("memory_format");
   }
@@ -94,6 +101,11 @@ std::optional<GoldenCall> GoldenCall::make(const GoldenFile& file, const json& g
     std::swap(paths[0], paths[1]);
   }
   json kwargs = c["kwargs"];
+  if (name == "embedding" && kwargs.value("padding_idx", 0) < 0) {
+    // torch.nn.functional counts a negative padding index from the end before the operator sees it.
+    kwargs["padding_idx"] =
+        file.tensor(c["args"][0]).size(0) + kwargs["padding_idx"].get<int64_t>();
+  }
   const std::vector<Argument>& arguments = call.op_->schema().arguments;
   if (c["args"].size() > arguments.size()) return std::nullopt;
   for (size_t i = 0; i < arguments.size(); ++i) {

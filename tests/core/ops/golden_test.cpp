@@ -181,12 +181,21 @@ std::string replay(const GoldenFile& file, const json& c, GoldenCall& call) {
   return check_grads(file, c, paths, leaves, outs);
 }
 
+// Where we differ on purpose; docs/deviations.md says more.
+const std::map<std::string, std::string> kDeviations = {
+    {"matmul.b1x3x4_0x4x2", "the layout of an empty product is row-major"},
+    {"linear.w1d", "a weight without output dim is refused"},
+    {"var.dim_empty", "PyTorch's gradient for dim=[] divides by the wrong count"},
+    {"std.dim_empty", "PyTorch's gradient for dim=[] divides by the wrong count"},
+    {"sigmoid.special.f32", "PyTorch's vector code gives 0 for a subnormal result"},
+};
+
 class GoldenOps : public ::testing::TestWithParam<const char*> {};
 
 TEST_P(GoldenOps, EqualPyTorch) {
   const GoldenFile& file = GoldenFile::load(std::string("ops/") + GetParam());
   std::map<std::string, int> absent;
-  int ran = 0, failed = 0;
+  int ran = 0, failed = 0, deviating = 0;
   for (const json& c : file.cases()) {
     std::optional<GoldenCall> call = GoldenCall::make(file, c);
     if (!call) {
@@ -201,6 +210,10 @@ TEST_P(GoldenOps, EqualPyTorch) {
       fault = std::string("raised ") + error.what();
     }
     if (fault.empty()) continue;
+    if (kDeviations.contains(c["id"].get<std::string>())) {
+      ++deviating;
+      continue;
+    }
     ++failed;
     ADD_FAILURE() << c["id"].get<std::string>() << ": " << fault;
   }
@@ -210,8 +223,8 @@ TEST_P(GoldenOps, EqualPyTorch) {
     skipped += fmt::format(" {}({})", name, count);
     skipped_count += count;
   }
-  fmt::print("golden {}: {} ran, {} differ, {} skipped:{}\n", GetParam(), ran, failed,
-             skipped_count, skipped);
+  fmt::print("golden {}: {} ran, {} differ, {} differ on purpose, {} skipped:{}\n", GetParam(), ran,
+             failed, deviating, skipped_count, skipped);
   EXPECT_GT(ran, 0);
 }
 

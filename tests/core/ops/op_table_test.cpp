@@ -25,6 +25,18 @@ TEST(OpTable, ReportsWhatADefinitionLacks) {
   EXPECT_EQ(ops::faults_of(wrong.facts()).size(), 1u) << "the sample has an argument too many";
 }
 
+// An in-place form cannot grow self, as broadcasting in some samples would.
+bool fits_in_place(const Op& op, const Sample& sample) {
+  if (!op.writes_self() || op.facts().composite != nullptr) return true;
+  return to_string(Dims(op.infer(sample.args())[0].sizes)) ==
+         to_string(sample.args()[0].tensor().sizes());
+}
+
+bool same_values(const Tensor& a, const Tensor& b) {
+  const Tensor x = to(a, DType::kF64), y = to(b, DType::kF64);
+  return equal(nan_to_num(x, 12345.0), nan_to_num(y, 12345.0));
+}
+
 std::vector<Tensor> run(const Op& op, Args args) {
   std::vector<Tensor> outs(op.num_outputs(args));
   op.call(args, outs);
@@ -55,10 +67,12 @@ TEST(OpTable, CallsLeaveTheirInputsAlone) {
     for (const std::string& text : op->facts().samples) {
       const Sample sample = Sample::parse(text, op->schema());
       const Sample again = Sample::parse(text, op->schema());
+      if (!fits_in_place(*op, sample)) continue;
       const std::vector<Tensor> outs = run(*op, sample.args());
       const std::vector<Tensor> before = again.tensors(), after = sample.tensors();
       for (size_t i = op->writes_self() ? 1 : 0; i < before.size(); ++i) {
-        EXPECT_TRUE(equal(before[i], after[i])) << op->name() << " " << text << " tensor " << i;
+        EXPECT_TRUE(same_values(before[i], after[i]))
+            << op->name() << " " << text << " tensor " << i;
       }
     }
   }
@@ -70,12 +84,12 @@ TEST(OpTable, InPlaceFormsGiveWhatTheFunctionalOnesGive) {
     const Op& functional = ops::find_op(op->schema().name);
     for (const std::string& text : op->facts().samples) {
       const Sample sample = Sample::parse(text, op->schema(), DType::kF64);
+      if (!fits_in_place(*op, sample)) continue;
       const std::vector<Tensor> wanted = run(functional, sample.args());
-      if (wanted[0].numel() != sample.tensors()[0].numel()) continue;  // self would have to grow
       const uint32_t version = sample.tensors()[0].version();
       const std::vector<Tensor> outs = run(*op, sample.args());
       EXPECT_TRUE(outs[0].is_same(sample.tensors()[0])) << op->name();
-      EXPECT_TRUE(equal(outs[0], wanted[0])) << op->name() << " " << text;
+      EXPECT_TRUE(same_values(outs[0], wanted[0])) << op->name() << " " << text;
       EXPECT_EQ(outs[0].version(), version + 1) << op->name();
     }
   }
