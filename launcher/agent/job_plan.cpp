@@ -13,6 +13,7 @@
 #include "core/base/text.h"
 #include "launcher/agent/proc_file.h"
 #include "launcher/agent/random_id.h"
+#include "launcher/agent/run_lock.h"
 #include "launcher/agent/spawn.h"
 
 extern char** environ;
@@ -77,6 +78,8 @@ Result<void> plan_folders(JobPlan& plan) {
   if (spec.is_recipe) {
     plan.run_dir = stdfs::absolute(spec.run_dir).lexically_normal().string();
     MUSTER_TRY(make_writable_directory(plan.run_dir));
+    plan.run_lock =
+        std::make_shared<UniqueFd>(MUSTER_TRY(lock_run_dir(plan.run_dir, plan.token_id)));
     plan.incident_dir = plan.run_dir;
     plan.first_generation =
         MUSTER_TRY(reserve_generations(plan.run_dir, int64_t{spec.policy.max_restarts} + 1));
@@ -147,9 +150,9 @@ Result<JobPlan> make_job_plan(const JobSpec& spec) {
   plan.spec = spec;
   plan.program = MUSTER_TRY(resolve_program(spec.command.front()));
   if (plan.spec.run_id.empty()) plan.spec.run_id = random_uuid();
-  MUSTER_TRY(plan_folders(plan));
   plan.token = random_hex(16);
   plan.token_id = random_hex(8);
+  MUSTER_TRY(plan_folders(plan));
   plan.threads_per_worker = std::max(1, allowed_cores() / spec.local_world_size);
   for (char** entry = environ; *entry != nullptr; ++entry) plan.inherited.emplace_back(*entry);
   return plan;

@@ -2,11 +2,13 @@
 /// What a job needs that is settled once, before any process starts: names, secrets, folders.
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "core/base/result.h"
 #include "launcher/agent/job.h"
+#include "launcher/agent/unique_fd.h"
 
 namespace muster {
 
@@ -22,11 +24,14 @@ struct JobPlan {
   std::string token_id;          ///< public name of the job, marks its processes
   int64_t first_generation = 1;  ///< of attempt 0
   int threads_per_worker = 1;    ///< OMP_NUM_THREADS
+  std::shared_ptr<UniqueFd> run_lock;  ///< of a recipe's run_dir, held as long as the job runs
   std::vector<std::string> inherited;  ///< environment of the launcher
 };
 
 /// Resolves the program, makes the folders and the names.
-/// @error kNotFound, kInvalidArgument the program; kIo a folder
+/// @error kNotFound, kInvalidArgument the program; kIo a folder; kFailedPrecondition another job
+/// runs
+///        in the recipe's run_dir
 Result<JobPlan> make_job_plan(const JobSpec& spec);
 
 /// The folder of one worker in one attempt; "" without log_dir.

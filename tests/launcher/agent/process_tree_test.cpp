@@ -118,7 +118,8 @@ TEST_F(ProcessTree, TokenIdFindsProcessesThatLeftTheTree) {
   const std::string token_id = environment->substr(at + 20, 16);
   for (const char* name : {"guardian", "agent", "launcher"}) ::kill(start[name], SIGSTOP);
   for (const char* name : {"launcher", "guardian", "agent"}) ::kill(start[name], SIGKILL);
-  ASSERT_TRUE(await_ends({start["agent"], worker}, Deadline::after(5s)));
+  ASSERT_TRUE(await_ends({start["launcher"], start["guardian"], start["agent"], worker},
+                         Deadline::after(5s)));
   EXPECT_EQ(marked_processes(muster.mark()).size(), 2U);
   EXPECT_EQ(kill_by_token_id("0000000000000000"), 0);
   EXPECT_EQ(kill_by_token_id(token_id), 2);

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 
+#include <csignal>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -106,6 +107,39 @@ TEST_F(RecipeRun, ASecondRunKeepsLogsIncidentsAndCountsGenerationsOn) {
   for (const char* record : {"0", "1", "2", "3"}) {
     EXPECT_TRUE(stdfs::exists(directory_.file(fmt::format("out/r/incident-{}.json", record))));
   }
+}
+
+TEST_F(RecipeRun, TwoJobsDoNotShareARunFolder) {
+  worker("echo ready; exec sleep 100");
+  MusterProcess first(job({"r.yaml"}));
+  ASSERT_TRUE(first.await_output("ready"));
+  MusterProcess second(job({"r.yaml"}));
+  const Outcome refused = second.wait();
+  EXPECT_EQ(refused.status, 65);
+  EXPECT_THAT(refused.err, HasSubstr("must be used by one job at a time"));
+  EXPECT_FALSE(stdfs::exists(directory_.file("out/r/logs-1")));
+  // A killed job frees the folder as soon as it is swept.
+  ::kill(first.pid(), SIGKILL);
+  MusterProcess third(job({"r.yaml"}));
+  EXPECT_TRUE(third.await_output("ready"));
+  third.signal(SIGTERM);
+  EXPECT_EQ(third.wait().status, 143);
+}
+
+TEST_F(RecipeRun, TheNextJobKillsWhatOutlivedAllSupervisorsOfTheLast) {
+  worker("setsid sleep 100 & echo ready; [ $MUSTER_GENERATION = 1 ] || exit 0; exec sleep 100");
+  MusterProcess first(job({"r.yaml"}));
+  const nlohmann::json start = first.await_event("job_start");
+  ASSERT_TRUE(first.await_output("ready"));
+  for (const char* name : {"guardian", "agent", "launcher"}) ::kill(start[name], SIGSTOP);
+  for (const char* name : {"launcher", "guardian", "agent"}) ::kill(start[name], SIGKILL);
+  ASSERT_TRUE(
+      await_ends({start["launcher"], start["guardian"], start["agent"]}, Deadline::after(5s)));
+  MusterProcess second(job({"r.yaml"}));
+  const Outcome outcome = second.wait();
+  EXPECT_EQ(outcome.status, 0) << outcome.err;
+  EXPECT_THAT(outcome.err, HasSubstr("had left behind"));
+  EXPECT_THAT(marked_processes(first.mark()), ::testing::IsEmpty());
 }
 
 TEST_F(RecipeRun, ADamagedGenerationFileIsNamed) {
