@@ -151,10 +151,22 @@ HWY_INLINE VF vtanh(VF x) {
   return keep_nan(x, hn::CopySign(t / (t + K(2.0f)), x));
 }
 
+/// x * x - square to the last bit, square being the rounded product.
+HWY_INLINE VF lost_by_squaring(VF x, VF square) {
+#if HWY_TARGET <= HWY_AVX2
+  return hn::MulSub(x, x, square);
+#else
+  // Without FMA: the upper half of the digits squares exactly.
+  const VF high = hn::And(x, hn::BitCast(F32(), hn::Set(I32(), static_cast<int32_t>(0xFFFFF000u))));
+  const VF low = x - high;
+  return ((high * high - square) + (high + high) * low) + low * low;
+#endif
+}
+
 /// exp(-x^2 / 2) without the error of squaring.
 HWY_INLINE VF exp_minus_half_square(VF x) {
   const VF square = x * x;
-  const VF lost = hn::MulSub(x, x, square);
+  const VF lost = lost_by_squaring(x, square);
   const VF e = vexp(square * K(-0.5f));
   return hn::NegMulAdd(e, lost * K(0.5f), e);
 }
@@ -168,7 +180,7 @@ HWY_INLINE VF scaled_erfc(VF t) {
 /// erfc(t) for t in [0.5, 10.2].
 HWY_INLINE VF erfc_of_large(VF t) {
   const VF square = t * t;
-  const VF lost = hn::MulSub(t, t, square);
+  const VF lost = lost_by_squaring(t, square);
   const VF e = vexp(hn::Neg(square));
   return scaled_erfc(t) * hn::NegMulAdd(e, lost, e);
 }
