@@ -193,7 +193,7 @@ GradList xlogy_derivative(Context c) {
 
 TensorSpec pow_infer(const OpArgs& args) {
   const DType promoted = result_type(args.values().first(2));
-  MUSTER_CHECK(promoted != DType::kBool, ErrorCode::kInvalidArgument,
+  MUSTER_CHECK(promoted != DType::kBool || args[1].is_number(), ErrorCode::kInvalidArgument,
                "pow: not implemented for bool");
   const bool negative = args[1].tag() == ValueTag::kInt && args[1].integer() < 0;
   MUSTER_CHECK(!negative || is_floating(promoted), ErrorCode::kInvalidArgument,

@@ -4,6 +4,20 @@
 #include "core/ops/pointwise_def.h"
 
 namespace muster::ops {
+namespace {
+TensorSpec logic_infer(const OpArgs& args) {
+  MUSTER_CHECK(args[0].is_tensor() && args[1].is_tensor(), ErrorCode::kInvalidArgument,
+               "{}: both operands must be tensors; got {} and {}", args.op_name(),
+               args[0].describe(), args[1].describe());
+  return binary_infer<Typing::kToBool>(args);
+}
+
+OpDef logic(OpDef def) {
+  def.infer(logic_infer).samples({"b(2,3), b(2,3)", "f(2,3), b(3)"}).in_place();
+  return def;
+}
+}  // namespace
+
 MUSTER_DEFINE_OPS(compare) {
   using enum BinaryKind;
   constexpr Typing kBool = Typing::kToBool, kBits = Typing::kIntegral, kShift = Typing::kInteger;
@@ -13,14 +27,12 @@ MUSTER_DEFINE_OPS(compare) {
   table.add(binary_op<kLe, kBool>("le(Tensor self, Tensor other) -> Tensor", nullptr).in_place());
   table.add(binary_op<kGt, kBool>("gt(Tensor self, Tensor other) -> Tensor", nullptr).in_place());
   table.add(binary_op<kGe, kBool>("ge(Tensor self, Tensor other) -> Tensor", nullptr).in_place());
-  table.add(
-      binary_op<kLogicalAnd, kBool>("logical_and(Tensor self, Tensor other) -> Tensor", nullptr)
-          .in_place());
-  table.add(binary_op<kLogicalOr, kBool>("logical_or(Tensor self, Tensor other) -> Tensor", nullptr)
-                .in_place());
-  table.add(
-      binary_op<kLogicalXor, kBool>("logical_xor(Tensor self, Tensor other) -> Tensor", nullptr)
-          .in_place());
+  table.add(logic(
+      binary_op<kLogicalAnd, kBool>("logical_and(Tensor self, Tensor other) -> Tensor", nullptr)));
+  table.add(logic(
+      binary_op<kLogicalOr, kBool>("logical_or(Tensor self, Tensor other) -> Tensor", nullptr)));
+  table.add(logic(
+      binary_op<kLogicalXor, kBool>("logical_xor(Tensor self, Tensor other) -> Tensor", nullptr)));
   table.add(
       binary_op<kBitwiseAnd, kBits>("bitwise_and(Tensor self, Tensor other) -> Tensor", nullptr)
           .samples({"i(2,3), i(2,3)", "i(2,3), 3"})

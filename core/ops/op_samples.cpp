@@ -8,14 +8,14 @@ namespace muster::ops {
 
 class SampleReader {
  public:
-  SampleReader(std::string_view text, DType floating, uint64_t seed)
-      : text_(text), floating_(floating), seed_(seed) {}
+  SampleReader(std::string_view text, const Schema& schema, DType floating, uint64_t seed)
+      : text_(text), schema_(schema), floating_(floating), seed_(seed) {}
 
-  Sample read(const Schema& schema) {
+  Sample read() {
     read_values();
     // Defaults stand for what is left out at the end.
-    for (size_t i = sample_.values_.size(); i < schema.arguments.size(); ++i) {
-      const std::optional<std::string>& text = schema.arguments[i].default_text;
+    for (size_t i = sample_.values_.size(); i < schema_.arguments.size(); ++i) {
+      const std::optional<std::string>& text = schema_.arguments[i].default_text;
       if (!text) break;
       text_ = *text;
       at_ = 0;
@@ -68,7 +68,10 @@ class SampleReader {
       accept(',');
       skip_blanks();
     }
-    if (!tensors.empty()) {
+    const size_t position = sample_.values_.size();
+    const bool of_tensors = position < schema_.arguments.size() &&
+                            schema_.arguments[position].type == ArgumentType::kTensor;
+    if (of_tensors) {
       // Elements were kept one by one; the list keeps them now.
       for (size_t i = 0; i < tensors.size(); ++i) sample_.tensors_.pop_back();
       sample_.tensor_lists_.push_back(std::move(tensors));
@@ -108,14 +111,11 @@ class SampleReader {
       accept(',');
       skip_blanks();
     }
-    const bool transposed = text_.substr(at_, 2) == ".t";
-    if (transposed) {
-      at_ += 2;
-      std::swap(sizes[sizes.size() - 1], sizes[sizes.size() - 2]);
-    }
     Tensor made = filled(kind, sizes);
-    if (!transposed) return made;
-    made.impl()->set_layout(transpose_layout(made.layout(), -1, -2));
+    if (text_.substr(at_, 2) == ".t") {
+      at_ += 2;
+      made.impl()->set_layout(transpose_layout(made.layout(), -1, -2));
+    }
     return made;
   }
 
@@ -179,6 +179,7 @@ class SampleReader {
   }
 
   std::string_view text_;
+  const Schema& schema_;
   size_t at_ = 0;
   DType floating_;
   uint64_t seed_;
@@ -186,7 +187,7 @@ class SampleReader {
 };
 
 Sample Sample::parse(std::string_view text, const Schema& schema, DType floating, uint64_t seed) {
-  Sample sample = SampleReader(text, floating, seed).read(schema);
+  Sample sample = SampleReader(text, schema, floating, seed).read();
   MUSTER_CHECK(sample.values_.size() == schema.arguments.size(), ErrorCode::kInvalidArgument,
                "sample of {}: one value for each of {} arguments; got \"{}\"", schema.name,
                schema.arguments.size(), text);

@@ -6,7 +6,7 @@
 ///   p(..) u(..) q(..)  floating, values in (0.5, 2), (0, 1) and (1.1, 3)
 ///   i(..) b(..) i64 values in [-3, 4); bool
 ///   x5(..)      i64 values in [0, 5): indices
-///   f(2,3).t    the same with the last two dims transposed in memory
+///   f(2,3).t    its transpose: sizes [3, 2], strides [1, 3]
 ///   [f(2), f(2)] [1, 2] []   lists; 3  0.5  true  None  "none"  f64   plain values
 ///   (f(2), f(2))  is a list as well; arguments with defaults may be left out at the end
 /// Values are a pure function of the text's position and the seed.

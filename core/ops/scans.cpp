@@ -109,8 +109,12 @@ GradList logcumsumexp_derivative(Context c) {
   const Dims flipped(&dim, 1);
   const double low = -std::numeric_limits<double>::infinity();
   const auto part = [&](const Tensor& magnitude) {
-    const Tensor logs = where(gt(magnitude, 0), log(magnitude), low);
-    const Tensor scanned = flip(logcumsumexp(flip(sub(logs, result), flipped), dim), flipped);
+    // Masked before and after the logarithm, so that no derivative of this meets 0 / 0 or inf -
+    // inf.
+    const Tensor counts = gt(magnitude, 0);
+    const Tensor logs = sub(log(where(counts, magnitude, 1)), result);
+    const Tensor masked = flip(where(counts, logs, low), flipped);
+    const Tensor scanned = flip(logcumsumexp(masked, dim), flipped);
     return exp(add(scanned, self));
   };
   return {sub(part(c.grad()), part(neg(c.grad())))};

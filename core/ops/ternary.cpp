@@ -82,7 +82,10 @@ GradList masked_fill_derivative(Context c) {
 TensorSpec clamp_infer(const OpArgs& args) {
   MUSTER_CHECK(!args[1].is_none() || !args[2].is_none(), ErrorCode::kInvalidArgument,
                "clamp: at least one of 'min' or 'max' must not be None");
-  const DType dtype = compute_dtype(Typing::kNoBool, result_type(args.values()), "clamp");
+  const DType dtype = result_type(args.values());
+  const bool of_tensors = args[1].is_tensor() || args[2].is_tensor();
+  MUSTER_CHECK(dtype != DType::kBool || of_tensors, ErrorCode::kInvalidArgument,
+               "clamp: not implemented for bool and numbers; got {}", args.tensor(0));
   return pointwise_spec(args.values(), dtype, "clamp");
 }
 
@@ -178,6 +181,16 @@ TensorSpec addc_infer(const OpArgs& args) {
   return pointwise_spec(args.values().first(3), dtype, args.op_name());
 }
 
+TensorSpec addcdiv_infer(const OpArgs& args) {
+  MUSTER_CHECK(
+      is_floating(args.tensor(1).dtype()) || is_floating(args.tensor(2).dtype()),
+      ErrorCode::kInvalidArgument,
+      "addcdiv: integer division is not supported; got {} and {}; use floor_divide or cast "
+      "one to a float",
+      args.tensor(1), args.tensor(2));
+  return addc_infer<Typing::kFloatOnly>(args);
+}
+
 template <TernaryKind kKind>
 void addc_kernel(const OpArgs& args, std::span<Tensor> outs) {
   const DType compute = result_type(args.values().first(3));
@@ -241,8 +254,8 @@ MUSTER_DEFINE_OPS(ternary) {
                 .in_place());
   table.add(ternary_op("addcdiv(Tensor self, Tensor tensor1, Tensor tensor2, *, Scalar value=1) -> "
                        "Tensor",
-                       addc_infer<Typing::kFloatOnly>, addc_kernel<TernaryKind::kAddcdiv>,
-                       addcdiv_derivative, {"tensor1", "tensor2"},
+                       addcdiv_infer, addc_kernel<TernaryKind::kAddcdiv>, addcdiv_derivative,
+                       {"tensor1", "tensor2"},
                        {"f(2,3), f(2,3), p(2,3), 1", "f(2,3), f(3), p(2,1), 0.5"})
                 .in_place());
 }
