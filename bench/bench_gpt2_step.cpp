@@ -1,0 +1,146 @@
+// One training step of GPT-2 124M (or the toy) in one process: forward, backward, clip, AdamW.
+// bench_gpt2_step [--model gpt2|toy] [--threads N] [--batch B] [--seq T] [--steps S] [--json]
+// The last line is one JSON object: median_ms, min_ms, tokens_per_s, gemm_floor_ms (the step's
+// matrix products alone, measured in the same run with raw oneDNN).
+
+#include <fmt/format.h>
+#include <oneapi/dnnl/dnnl.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <string>
+#include <vector>
+
+#include "core/autograd/autograd.h"
+#include "core/base/time.h"
+#include "core/kernels/parallel.h"
+#include "core/nn/gpt.h"
+#include "core/nn/optim/clip_grad.h"
+#include "core/nn/optim/optimizer.h"
+#include "core/ops/ops.h"
+
+namespace {
+using namespace muster;  // NOLINT(google-build-using-namespace): a main file
+
+struct Options {
+  std::string model = "gpt2";
+  int64_t threads = 1;
+  int64_t batch = 4;
+  int64_t sequence = 64;
+  int64_t steps = 0;  // 0: five, or fifty for the toy
+};
+
+Options parse(int argc, char** argv) {
+  Options options;
+  for (int i = 1; i < argc; ++i) {
+    const std::string name = argv[i];
+    if (name == "--json") continue;  // the JSON line is always printed
+    MUSTER_CHECK(i + 1 < argc, ErrorCode::kInvalidArgument, "{}: a value must follow", name);
+    const std::string value = argv[++i];
+    if (name == "--model")
+      options.model = value;
+    else if (name == "--threads")
+      options.threads = std::stoll(value);
+    else if (name == "--batch")
+      options.batch = std::stoll(value);
+    else if (name == "--seq")
+      options.sequence = std::stoll(value);
+    else if (name == "--steps")
+      options.steps = std::stoll(value);
+    else
+      throw_error(ErrorCode::kInvalidArgument, "unknown option {}", name);
+  }
+  return options;
+}
+
+GptConfig config_of(const Options& options) {
+  GptConfig config;
+  if (options.model == "toy") {
+    config.layers = 4;
+    config.dim = 64;
+    config.heads = 4;
+    config.vocab_size = 256;
+  }
+  config.max_positions = std::max<int64_t>(options.sequence, options.model == "toy" ? 64 : 1024);
+  return config;
+}
+
+double ms_since(TimePoint start) { return to_seconds(real_clock().now() - start) * 1e3; }
+
+// The products of one step by raw oneDNN: y = x W^T, dx = dy W, dW = dy^T x for every projection.
+double gemm_floor_ms(const GptConfig& config, int64_t tokens) {
+  struct Shape {
+    int64_t m, n, k, times;
+  };
+  const int64_t d = config.dim;
+  const std::vector<Shape> shapes = {{tokens, 3 * d, d, config.layers},
+                                     {tokens, d, d, config.layers},
+                                     {tokens, 4 * d, d, config.layers},
+                                     {tokens, d, 4 * d, config.layers},
+                                     {tokens, config.vocab_size, d, 1}};
+  int64_t most = 0;
+  for (const Shape& s : shapes) most = std::max({most, s.m * s.n, s.n * s.k, s.m * s.k});
+  std::vector<float> a(static_cast<size_t>(most), 0.5f), b(static_cast<size_t>(most), 0.25f),
+      c(static_cast<size_t>(most));
+  double total = 0;
+  for (const Shape& s : shapes) {
+    double best = 1e30;
+    for (int round = 0; round < 3; ++round) {
+      const TimePoint start = real_clock().now();
+      dnnl_sgemm('N', 'T', s.m, s.n, s.k, 1, a.data(), s.k, b.data(), s.k, 0, c.data(), s.n);
+      dnnl_sgemm('N', 'N', s.m, s.k, s.n, 1, a.data(), s.n, b.data(), s.k, 0, c.data(), s.k);
+      dnnl_sgemm('T', 'N', s.n, s.k, s.m, 1, a.data(), s.n, b.data(), s.k, 0, c.data(), s.k);
+      best = std::min(best, ms_since(start));
+    }
+    total += best * static_cast<double>(s.times);
+  }
+  return total;
+}
+}  // namespace
+
+int main(int argc, char** argv) {
+  const Options options = parse(argc, argv);
+  kernels::set_num_threads(static_cast<int>(options.threads));
+  const GptConfig config = config_of(options);
+  Gpt model(config);
+  model.reset_parameters(1);
+  AdamW optimizer(model.named_parameters(), {.lr = 3e-4, .weight_decay = 0.1});
+  const int64_t tokens = options.batch * options.sequence;
+  const Tensor input =
+      empty_from_spec(TensorSpec::contiguous({options.batch, options.sequence}, DType::kI64));
+  const Tensor target =
+      empty_from_spec(TensorSpec::contiguous({options.batch, options.sequence}, DType::kI64));
+  for (int64_t i = 0; i < tokens; ++i) {
+    input.data<int64_t>()[i] = (i * 7919 + 13) % config.vocab_size;
+    target.data<int64_t>()[i] = (i * 104729 + 7) % config.vocab_size;
+  }
+  const int64_t steps = options.steps > 0 ? options.steps : options.model == "toy" ? 50 : 5;
+  std::vector<double> times;
+  double loss_value = 0;
+  for (int64_t step = 0; step < steps + 2; ++step) {
+    const TimePoint start = real_clock().now();
+    const LossSum loss = model.loss(input, target);
+    backward(div(loss.sum, static_cast<double>(tokens)));
+    clip_grad_norm_(model.parameters(), 1.0);
+    optimizer.step();
+    optimizer.zero_grad();
+    if (step >= 2) times.push_back(ms_since(start));  // two to warm up
+    loss_value = detach(loss.sum).item() / static_cast<double>(tokens);
+  }
+  std::sort(times.begin(), times.end());
+  const double median = times[times.size() / 2];
+  const double floor = gemm_floor_ms(config, tokens);
+  std::printf(
+      "%s B%lld T%lld, %lld threads: %.1f ms a step (least %.1f), products alone %.1f ms, loss "
+      "%.4f\n",
+      options.model.c_str(), static_cast<long long>(options.batch),
+      static_cast<long long>(options.sequence), static_cast<long long>(options.threads), median,
+      times.front(), floor, loss_value);
+  std::printf(
+      "{\"model\": \"%s\", \"threads\": %lld, \"batch\": %lld, \"seq\": %lld, \"median_ms\": %.3f, "
+      "\"min_ms\": %.3f, \"tokens_per_s\": %.1f, \"gemm_floor_ms\": %.3f}\n",
+      options.model.c_str(), static_cast<long long>(options.threads),
+      static_cast<long long>(options.batch), static_cast<long long>(options.sequence), median,
+      times.front(), static_cast<double>(tokens) / median * 1e3, floor);
+  return 0;
+}
