@@ -38,7 +38,12 @@ inline DType float_type(DType dtype) noexcept { return is_floating(dtype) ? dtyp
 Device common_device(std::span<const Value> values) noexcept;
 
 inline bool same_sizes(Dims a, Dims b) noexcept {
-  return std::equal(a.begin(), a.end(), b.begin(), b.end());
+  if (a.size() != b.size()) return false;
+  // Few elements: a loop beats the call of memcmp that std::equal makes.
+  for (size_t i = 0; i < a.size(); ++i) {
+    if (a[i] != b[i]) return false;
+  }
+  return true;
 }
 
 /// One operand of an elementwise kernel, broadcast to `sizes` by stride 0. A tensor keeps its

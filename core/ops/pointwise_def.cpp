@@ -39,7 +39,7 @@ void run_unary(UnaryKind kind, Typing typing, const Tensor& out, const Tensor& i
 
 void run_binary_general(BinaryKind kind, Typing typing, const Tensor& out, const Value& a,
                         const Value& b, const PointwiseParams& params) {
-  const DType promoted = result_type(a, b);
+  const DType promoted = promoted_type(a, b);
   const DType compute = typing == Typing::kFloat ? float_type(promoted) : promoted;
   const bool number_first = a.is_number();
   if (number_first != b.is_number()) {

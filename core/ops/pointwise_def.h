@@ -35,6 +35,22 @@ inline DType output_dtype(Typing typing, DType promoted, const char* operation) 
   return typing == Typing::kToBool ? DType::kBool : compute;
 }
 
+/// result_type of two operands; the common pairs are decided here.
+inline DType promoted_type(const Value& a, const Value& b) {
+  if (a.is_tensor() && b.is_tensor()) {
+    const DType type = a.tensor().dtype();
+    if (type == b.tensor().dtype()) return type;
+  } else if (a.is_tensor() != b.is_tensor()) {
+    const Value& number = a.is_tensor() ? b : a;
+    const DType type = (a.is_tensor() ? a : b).tensor().dtype();
+    if (number.is_number() &&
+        (is_floating(type) || (is_integral(type) && number.tag() != ValueTag::kDouble))) {
+      return type;
+    }
+  }
+  return result_type(a, b);
+}
+
 template <Typing kTyping>
 TensorSpec unary_infer(const OpArgs& args) {
   const DType dtype = output_dtype(kTyping, args.tensor(0).dtype(), args.op_name());
@@ -43,7 +59,7 @@ TensorSpec unary_infer(const OpArgs& args) {
 
 template <Typing kTyping>
 TensorSpec binary_infer(const OpArgs& args) {
-  const DType dtype = output_dtype(kTyping, result_type(args.values().first(2)), args.op_name());
+  const DType dtype = output_dtype(kTyping, promoted_type(args[0], args[1]), args.op_name());
   return pointwise_spec(args.values().first(2), dtype, args.op_name());
 }
 
