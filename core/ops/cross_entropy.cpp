@@ -174,6 +174,9 @@ Tensor soft_cross_entropy(const OpArgs& args, Reduction reduction) {
   MUSTER_CHECK(target.dtype() == input.dtype(), ErrorCode::kInvalidArgument,
                "cross_entropy: target probabilities must have input's dtype; got {} for {}", target,
                input);
+  MUSTER_CHECK(args[3].integer() < 0, ErrorCode::kInvalidArgument,
+               "cross_entropy: ignore_index is not supported for probabilities; got {}",
+               args[3].integer());
   const double smoothing = args[4].number();
   MUSTER_CHECK(smoothing >= 0 && smoothing <= 1, ErrorCode::kInvalidArgument,
                "cross_entropy: label_smoothing must be between 0 and 1; got {}", smoothing);
@@ -187,8 +190,7 @@ Tensor soft_cross_entropy(const OpArgs& args, Reduction reduction) {
     terms = mul(terms, reshape(args.tensor(2), sizes));
   }
   const Tensor loss = neg(sum(terms, dim));
-  if (reduction != Reduction::kMean) return reduce_loss(loss, reduction);
-  return div(sum(loss), input.ndim() == 1 ? 1 : input.size(0));
+  return reduce_loss(loss, reduction);
 }
 
 // (input, target, weight, ignore_index, label_smoothing, reduction)

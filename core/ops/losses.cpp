@@ -34,11 +34,11 @@ void l1_composite(const OpArgs& args, std::span<Tensor> outs) {
       weighted(abs(sub(args.tensor(0), args.tensor(1))), args[3], reduction, /*by_weights=*/true);
 }
 
-// delta^2/2 (|d|/delta)^2 up to |d| = delta, then a line. Written so that inf has a gradient.
+// d^2/2 up to |d| = delta, then a line: b (d - b/2) with b = d limited to +-delta. In this form inf
+// and nan have the gradients that they should.
 Tensor huber_of(const Tensor& difference, double delta) {
-  const Tensor size = abs(difference);
-  const Tensor bent = clamp(size, std::nullopt, delta);
-  return add(mul(square(bent), 0.5), mul(sub(size, bent), delta));
+  const Tensor bent = clamp(difference, -delta, delta);
+  return mul(bent, sub(difference, mul(bent, 0.5)));
 }
 
 // (input, target, reduction, beta)
@@ -75,7 +75,8 @@ struct BinaryCrossEntropy {
     const Tensor &x = saved[0], &y = saved[1];
     GradList out(2);
     if (context.needs_input_grad(0)) {
-      const Tensor spread = clamp(mul(sub(1, x), x), 1e-12);
+      // PyTorch's limit is the f32 number for all dtypes.
+      const Tensor spread = clamp(mul(sub(1, x), x), static_cast<double>(1e-12f));
       out[0] = mul(grads[0], div(sub(x, y), spread));
     }
     if (context.needs_input_grad(1)) {

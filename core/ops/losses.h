@@ -26,7 +26,7 @@ struct CrossEntropyOptions {
 /// Loss of logits against classes: -log softmax(input)[target].
 ///
 /// The mean divides by the sum of the kept targets' weights. Targets may also be probabilities of
-/// all classes (a floating tensor of input's sizes); the mean then divides by the number of rows.
+/// all classes (a floating tensor of input's sizes); the mean is then over rows, weights or not.
 /// @shape input [N, C], [N, C, ..] or [C]; target [N], [N, ..] or [], i64
 /// @error kOutOfRange a target outside [0, C) that is not ignore_index
 Tensor cross_entropy(const Tensor& input, const Tensor& target,

@@ -39,6 +39,13 @@ void check_options(const SgdOptions& options) {
                "Sgd: nesterov requires a momentum and zero dampening; got {} and {}",
                options.momentum, options.dampening);
 }
+
+template <typename Options>
+void check_some_parameters(const std::vector<ParameterGroup<Options>>& groups) {
+  const bool any = std::any_of(groups.begin(), groups.end(),
+                               [](const auto& group) { return !group.parameters.empty(); });
+  MUSTER_CHECK(any, ErrorCode::kInvalidArgument, "optimizer: it got an empty list of parameters");
+}
 }  // namespace
 
 void Optimizer::add_parameters(size_t group, const std::vector<NamedTensor>& parameters) {
@@ -154,6 +161,7 @@ AdamW::AdamW(std::vector<NamedTensor> parameters, const AdamWOptions& options)
     : AdamW(std::vector<ParameterGroup<AdamWOptions>>{{std::move(parameters), options}}) {}
 
 AdamW::AdamW(const std::vector<ParameterGroup<AdamWOptions>>& groups) {
+  check_some_parameters(groups);
   for (size_t g = 0; g < groups.size(); ++g) {
     check_options(groups[g].options);
     groups_.push_back(groups[g].options);
@@ -205,6 +213,7 @@ Sgd::Sgd(std::vector<NamedTensor> parameters, const SgdOptions& options)
     : Sgd(std::vector<ParameterGroup<SgdOptions>>{{std::move(parameters), options}}) {}
 
 Sgd::Sgd(const std::vector<ParameterGroup<SgdOptions>>& groups) {
+  check_some_parameters(groups);
   for (size_t g = 0; g < groups.size(); ++g) {
     check_options(groups[g].options);
     groups_.push_back(groups[g].options);
