@@ -298,7 +298,8 @@ MUSTER_DEFINE_OPS(binary) {
       binary_op<kLogaddexp2, Typing::kFloatOnly>("logaddexp2(Tensor self, Tensor other) -> Tensor",
                                                  logaddexp2_derivative, {"self", "other"})));
   table.add(binary_op<kXlogy, Typing::kFloat>("xlogy(Tensor self, Tensor other) -> Tensor",
-                                              xlogy_derivative, {"self", "other"}));
+                                              xlogy_derivative, {"self", "other"})
+                .samples({"f(2,3), p(2,3)", "f(2,3), p(3)", "f(2,3), 2.5"}));
   table.add(of_tensors(binary_op<kNextafter, Typing::kFloatOnly>(
                            "nextafter(Tensor self, Tensor other) -> Tensor", nullptr))
                 .not_differentiable("it names the neighbouring number"));

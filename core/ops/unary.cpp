@@ -1,4 +1,5 @@
 // Functions of one number. One row an operator: schema, kernel, dtypes, derivative.
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <numbers>
@@ -46,6 +47,33 @@ GradList tanh_derivative(Context c) {
   const Tensor result = c.saved("result");
   if (!c.create_graph()) return {call_one(fused, c.grad(), result)};
   return {mul(c.grad(), sub(1, square(result)))};
+}
+
+// The second derivative of log gamma: reflection below 1/2, recurrence up to 10, then the series of
+// Bernoulli numbers.
+double trigamma_of(double x) {
+  if (x < 0.5) {
+    const double sine = std::sin(std::numbers::pi * x);
+    return std::numbers::pi * std::numbers::pi / (sine * sine) - trigamma_of(1.0 - x);
+  }
+  double below = 0.0;
+  for (; x < 10.0; x += 1.0) below += 1.0 / (x * x);
+  const double y = 1.0 / (x * x);
+  const double series =
+      y * (1.0 / 6 - y * (1.0 / 30 - y * (1.0 / 42 - y * (1.0 / 30 - y * 5.0 / 66))));
+  return below + (1.0 + 0.5 / x + series) / x;
+}
+
+void trigamma_kernel(const OpArgs& args, std::span<Tensor> outs) {
+  const Tensor values = scratch(args.tensor(0).sizes(), DType::kF64);
+  kernels::cpu::copy(values, args.tensor(0));
+  double* data = values.data<double>();
+  std::transform(data, data + values.numel(), data, trigamma_of);
+  kernels::cpu::copy(outs[0], values);
+}
+
+GradList trigamma_derivative(Context) {
+  throw_error(ErrorCode::kUnimplemented, "backward of trigamma: higher polygammas are not there");
 }
 
 // round(self, decimals): scales in the dtype, as PyTorch does.
@@ -314,8 +342,19 @@ MUSTER_DEFINE_OPS(unary) {
   table.add(binary_op<BinaryKind::kTanhBackward, Typing::kFloatOnly>(
                 "tanh_backward(Tensor grad, Tensor result) -> Tensor", nullptr)
                 .not_differentiable(kComposedWhenRecorded));
-  table.add(unary_op<kDigamma, Typing::kFloat>("digamma(Tensor self) -> Tensor", nullptr)
-                .not_differentiable("polygamma is not there"));
+  table.add(unary_op<kDigamma, Typing::kFloat>("digamma(Tensor self) -> Tensor",
+                                               [](Context c) -> GradList {
+                                                 static const Op& op = find_op("trigamma");
+                                                 return {
+                                                     mul(c.grad(), call_one(op, c.saved("self")))};
+                                               },
+                                               {"self"}));
+  table.add(OpDef("trigamma(Tensor self) -> Tensor")
+                .infer(unary_infer<Typing::kFloat>)
+                .kernel(DeviceType::kCpu, trigamma_kernel)
+                .derivative(trigamma_derivative)
+                .shard({"S(b) -> S(b)"})
+                .samples({"f(2,3)", "p(2,3).t"}));
   table.add(
       unary_op<kSinc, Typing::kFloat>("sinc(Tensor self) -> Tensor", sinc_derivative, {"self"}));
   table.add(unary_op<kRound, Typing::kNoBool>("round(Tensor self, *, int decimals=0) -> Tensor",
