@@ -16,7 +16,9 @@ bool has_contract_layout(const Tensor& grad, const TensorImpl& leaf) {
 }
 
 Tensor clone_into_contract_layout(const Tensor& grad, const TensorImpl& leaf) {
-  if (has_contract_layout(grad, leaf)) {
+  // How the pieces of a DTensor lie in memory is not told by its strides.
+  const bool is_wrapper = grad.impl()->keys_own.has(DispatchKey::kDTensor);
+  if (is_wrapper || has_contract_layout(grad, leaf)) {
     static const Op& clone = op_table().find("clone");
     return call_one(clone, grad);
   }

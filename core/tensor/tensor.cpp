@@ -4,8 +4,12 @@
 
 #include <utility>
 
+#include "core/tensor/wrapper_hooks.h"
+
 namespace muster {
 namespace {
+WrapperHooks wrapper_hooks;
+
 DispatchKey backend_key(DeviceType type) {
   switch (type) {
     case DeviceType::kCpu:
@@ -61,7 +65,10 @@ void Tensor::check_dtype(DType wanted) const {
 
 namespace {
 template <typename T>
-T read_item(const Tensor& tensor) {
+T read_item(const Tensor& asked) {
+  const bool is_wrapper = asked.impl()->keys_own.has(DispatchKey::kDTensor);
+  const Tensor tensor =
+      is_wrapper && wrapper_hooks.readable != nullptr ? wrapper_hooks.readable(asked) : asked;
   MUSTER_CHECK(tensor.numel() == 1, ErrorCode::kInvalidArgument,
                "item: exactly one element; got {}", tensor);
   MUSTER_CHECK(tensor.data_ptr() != nullptr, ErrorCode::kFailedPrecondition,
@@ -77,6 +84,8 @@ T read_item(const Tensor& tensor) {
   });
 }
 }  // namespace
+
+void set_wrapper_hooks(WrapperHooks hooks) noexcept { wrapper_hooks = hooks; }
 
 double Tensor::item() const { return read_item<double>(*this); }
 int64_t Tensor::item_int() const { return read_item<int64_t>(*this); }
@@ -135,6 +144,9 @@ Tensor alias_with_layout(const Tensor& source, Layout layout) {
 
 Tensor shallow_detach(const Tensor& source) {
   TensorImpl* from = source.impl();
+  if (from->keys_own.has(DispatchKey::kDTensor) && wrapper_hooks.detach != nullptr) {
+    return wrapper_hooks.detach(source);
+  }
   auto impl = make_ref<TensorImpl>(from->storage, from->dtype,
                                    backend_key(from->storage->device().type), source.layout());
   impl->is_inference = from->is_inference;

@@ -23,6 +23,8 @@ struct DTensorSpec {
 
   /// This rank's box of the global tensor.
   [[nodiscard]] ShardBox local_box() const;
+  /// Sizes of this rank's piece; strided shards too.
+  [[nodiscard]] DimVector local_sizes() const;
   /// The box of another coordinate.
   [[nodiscard]] ShardBox box_of(std::span<const int> coordinate) const;
   /// "f32[8, 4] as [S(0), R] on mesh [fsdp=2, tp=2]".
@@ -48,5 +50,7 @@ class DTensorImpl final : public TensorImpl {
 /// @error kInvalidArgument the piece has not the sizes that placements give this rank, or another
 /// dtype
 Tensor make_dtensor(Tensor local, DTensorSpec spec);
+/// Makes operators, item() and autograd know DTensors. make_dtensor() does it; again is harmless.
+void install_dtensor();
 
 }  // namespace muster

@@ -1,6 +1,7 @@
 #include "dist/tensor/shard_geometry.h"
 
 #include <algorithm>
+#include <numeric>
 
 namespace muster {
 
@@ -27,5 +28,42 @@ ShardBox shard_box(Dims global_sizes, std::span<const int> axis_sizes,
     box.sizes[dim] = range.size;
   }
   return box;
+}
+
+std::vector<int64_t> shard_indices(int64_t n, int32_t dim, std::span<const int> axis_sizes,
+                                   std::span<const int> coordinate,
+                                   std::span<const Placement> placements) {
+  std::vector<int64_t> held(static_cast<size_t>(n));
+  std::iota(held.begin(), held.end(), 0);
+  for (size_t axis = 0; axis < placements.size(); ++axis) {
+    if (!placements[axis].is_shard_of(dim)) continue;
+    // A plain shard is the strided one of a single part.
+    const int64_t parts =
+        placements[axis].kind == Placement::Kind::kShard ? 1 : placements[axis].split_factor;
+    std::vector<int64_t> kept;
+    for (int64_t part = 0; part < parts; ++part) {
+      const ChunkRange whole = chunk_range(static_cast<int64_t>(held.size()), parts, part);
+      const ChunkRange mine = chunk_range(whole.size, axis_sizes[axis], coordinate[axis]);
+      const auto first = held.begin() + whole.offset + mine.offset;
+      kept.insert(kept.end(), first, first + mine.size);
+    }
+    held = std::move(kept);
+  }
+  return held;
+}
+
+DimVector shard_sizes(Dims global_sizes, std::span<const int> axis_sizes,
+                      std::span<const int> coordinate, std::span<const Placement> placements) {
+  const bool is_box = std::none_of(placements.begin(), placements.end(), [](Placement placement) {
+    return placement.kind == Placement::Kind::kStridedShard;
+  });
+  if (is_box) return shard_box(global_sizes, axis_sizes, coordinate, placements).sizes;
+  DimVector sizes(global_sizes);
+  for (size_t dim = 0; dim < sizes.size(); ++dim) {
+    sizes[dim] = static_cast<int64_t>(
+        shard_indices(sizes[dim], static_cast<int32_t>(dim), axis_sizes, coordinate, placements)
+            .size());
+  }
+  return sizes;
 }
 }  // namespace muster

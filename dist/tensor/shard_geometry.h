@@ -32,4 +32,13 @@ ChunkRange chunk_range(int64_t n, int64_t parts, int64_t rank) noexcept;
 ShardBox shard_box(Dims global_sizes, std::span<const int> axis_sizes,
                    std::span<const int> coordinate, std::span<const Placement> placements);
 
+/// Which indices of `dim` (of n elements) that rank holds, in its local order; strided shards too.
+std::vector<int64_t> shard_indices(int64_t n, int32_t dim, std::span<const int> axis_sizes,
+                                   std::span<const int> coordinate,
+                                   std::span<const Placement> placements);
+
+/// Sizes of the piece; strided shards too.
+DimVector shard_sizes(Dims global_sizes, std::span<const int> axis_sizes,
+                      std::span<const int> coordinate, std::span<const Placement> placements);
+
 }  // namespace muster

@@ -1,0 +1,203 @@
+#include "dist/tensor/dtensor_dispatch.h"
+
+#include <algorithm>
+#include <unordered_map>
+
+#include "core/base/hash.h"
+#include "dist/tensor/redistribute_local.h"
+#include "dist/tensor/shard_rules.h"
+
+namespace muster {
+namespace {
+constexpr size_t kMaxLayouts = 4096;
+
+struct KeyHash {
+  size_t operator()(const std::vector<int64_t>& key) const noexcept {
+    uint64_t h = 0xcbf29ce484222325u;
+    for (const int64_t word : key) h = (h ^ static_cast<uint64_t>(word)) * 0x100000001b3u;
+    return static_cast<size_t>(h ^ (h >> 29));
+  }
+};
+
+struct LayoutCache {
+  std::unordered_map<std::vector<int64_t>, CallLayout, KeyHash> layouts;
+  LayoutCacheCounts counts;
+};
+LayoutCache& layout_cache() {
+  static thread_local LayoutCache cache;
+  return cache;
+}
+
+// The tensors of a call, flattened, and the mesh they share.
+struct CallTensors {
+  std::vector<const Tensor*> tensors;
+  std::vector<RuleInput> inputs;
+  const DTensorSpec* any = nullptr;
+};
+
+void check_mesh(const Op& op, const DTensorSpec& a, const DTensorSpec& b) {
+  MUSTER_CHECK(a.mesh == b.mesh || *a.mesh == *b.mesh, ErrorCode::kInvalidArgument,
+               "{}: all DTensors of a call must lie on one mesh; got {} and {}", op.name(),
+               a.describe(), b.describe());
+}
+
+RuleInput describe_input(const Op& op, const Tensor& tensor, size_t argument, size_t pattern,
+                         const DTensorSpec& any) {
+  MUSTER_CHECK(tensor.defined(), ErrorCode::kInvalidArgument,
+               "{}: argument {} has an undefined tensor in its list", op.name(), argument);
+  RuleInput input;
+  input.argument = argument;
+  input.pattern = pattern;
+  input.sizes = DimVector(tensor.sizes());
+  input.strides = DimVector(tensor.strides());
+  input.dtype = tensor.dtype();
+  input.is_written = op.writes_self() && argument == 0;
+  if (is_dtensor(tensor)) {
+    check_mesh(op, any, dtensor_spec(tensor));
+    input.placements = dtensor_spec(tensor).placements;
+    return input;
+  }
+  MUSTER_CHECK(tensor.numel() == 1 && !input.is_written, ErrorCode::kInvalidArgument,
+               "{}: argument {} is a plain tensor {} beside a DTensor {}\n"
+               "  fix: make it a DTensor by distribute_tensor or from_local",
+               op.name(), argument, tensor, any.describe());
+  input.placements.assign(any.placements.size(), Placement::replicate());
+  input.is_plain = true;
+  return input;
+}
+
+CallTensors tensors_of(const Op& op, Args args) {
+  CallTensors call;
+  const auto note = [&](const Tensor& tensor) {
+    if (call.any == nullptr && is_dtensor(tensor)) call.any = &dtensor_spec(tensor);
+  };
+  for (const Value& value : args) {
+    if (value.is_tensor()) note(value.tensor());
+    if (value.is_tensor_list()) {
+      for (const Tensor& tensor : value.tensors()) note(tensor);
+    }
+  }
+  MUSTER_ASSERT(call.any != nullptr, "{}: the DTensor key without a DTensor", op.name());
+  size_t pattern = 0;
+  for (size_t i = 0; i < args.size(); ++i) {
+    if (args[i].is_tensor()) {
+      call.tensors.push_back(&args[i].tensor());
+      call.inputs.push_back(describe_input(op, args[i].tensor(), i, pattern, *call.any));
+    } else if (args[i].is_tensor_list()) {
+      for (const Tensor& tensor : args[i].tensors()) {
+        call.tensors.push_back(&tensor);
+        call.inputs.push_back(describe_input(op, tensor, i, pattern, *call.any));
+      }
+    }
+    if (op.schema().arguments[i].type == ArgumentType::kTensor) ++pattern;
+  }
+  return call;
+}
+
+int64_t code_of(Placement placement) {
+  return static_cast<int64_t>(placement.kind) | static_cast<int64_t>(placement.op) << 4 |
+         static_cast<int64_t>(placement.dim) << 8 |
+         static_cast<int64_t>(placement.split_factor) << 32;
+}
+
+void append_plain(std::vector<int64_t>& key, const Value& value) {
+  key.push_back(static_cast<int64_t>(value.tag()));
+  switch (value.tag()) {
+    case ValueTag::kInt:
+    case ValueTag::kBool:
+      key.push_back(value.integer());
+      break;
+    case ValueTag::kIntList:
+      key.push_back(static_cast<int64_t>(value.ints().size()));
+      key.insert(key.end(), value.ints().begin(), value.ints().end());
+      break;
+    case ValueTag::kDType:
+      key.push_back(static_cast<int64_t>(value.dtype()));
+      break;
+    case ValueTag::kTensorList:
+      key.push_back(static_cast<int64_t>(value.tensors().size()));
+      break;
+    case ValueTag::kString:
+      key.push_back(static_cast<int64_t>(std::hash<std::string_view>()(value.text())));
+      break;
+    default:
+      break;
+  }
+}
+
+std::vector<int64_t> key_of(const Op& op, Args args, const CallTensors& call) {
+  std::vector<int64_t> key;
+  key.reserve(64);
+  key.push_back(static_cast<int64_t>(reinterpret_cast<intptr_t>(&op)));
+  for (const DeviceMesh::Axis& axis : call.any->mesh->axes()) key.push_back(axis.size);
+  for (const Value& value : args) append_plain(key, value);
+  for (const RuleInput& input : call.inputs) {
+    key.push_back(static_cast<int64_t>(input.sizes.size()) << 8 |
+                  static_cast<int64_t>(input.dtype) << 1 | static_cast<int64_t>(input.is_plain));
+    key.insert(key.end(), input.sizes.begin(), input.sizes.end());
+    key.insert(key.end(), input.strides.begin(), input.strides.end());
+    for (const Placement placement : input.placements) key.push_back(code_of(placement));
+  }
+  return key;
+}
+
+const CallLayout& layout_of(const Op& op, Args args, const CallTensors& call) {
+  LayoutCache& cache = layout_cache();
+  std::vector<int64_t> key = key_of(op, args, call);
+  const auto found = cache.layouts.find(key);
+  if (found != cache.layouts.end()) {
+    ++cache.counts.hits;
+    return found->second;
+  }
+  ++cache.counts.misses;
+  CallLayout layout = choose_layout(op, args, call.inputs, *call.any);
+  if (cache.layouts.size() >= kMaxLayouts) cache.layouts.clear();
+  return cache.layouts.emplace(std::move(key), std::move(layout)).first->second;
+}
+
+// A view of a DTensor may be read, not written under autograd: its base would not learn of it.
+void relate_to_base(const Op& op, const Tensor& self, const Tensor& out) {
+  if (!op.is_view() || !grad_enabled() || !is_dtensor(self)) return;
+  out.impl()->base = self.impl()->base ? self.impl()->base : self.ref();
+  out.impl()->creation = ViewCreation::kCustomFunction;
+}
+}  // namespace
+
+LayoutCacheCounts layout_cache_counts() noexcept { return layout_cache().counts; }
+
+void dispatch_dtensor(const Op& op, Args args, std::span<Tensor> outs) {
+  const CallTensors call = tensors_of(op, args);
+  MUSTER_CHECK(!op.facts().is_random || call.any->mesh->size() == 1, ErrorCode::kUnimplemented,
+               "{}: random operators on DTensors are not there yet; got {}\n"
+               "  fix: draw the whole tensor with one seed and distribute_tensor it",
+               op.name(), call.any->describe());
+  const CallLayout& layout = layout_of(op, args, call);
+  std::vector<Tensor> locals;
+  for (size_t i = 0; i < call.tensors.size(); ++i) {
+    const Tensor& tensor = *call.tensors[i];
+    locals.push_back(call.inputs[i].is_plain
+                         ? tensor
+                         : redistribute_local(local_tensor(tensor), dtensor_spec(tensor),
+                                              layout.inputs[i], PartialTargets::kAllow));
+  }
+  ReplacedArgs replaced(args, std::move(locals));
+  std::vector<DTensorSpec> specs;
+  for (size_t r = 0; r < layout.outputs.size(); ++r) {
+    specs.push_back({call.any->mesh, layout.output_placements[r], layout.outputs[r].sizes,
+                     layout.outputs[r].dtype});
+  }
+  if (layout.localize_size) replaced.set_ints(op, "size", specs[0].local_sizes());
+  std::vector<Tensor> results(outs.size());
+  op.redispatch(DispatchKeySet::below(DispatchKey::kDTensor), replaced.args(), results);
+  if (op.writes_self()) {
+    outs[0] = *call.tensors[0];
+    return;
+  }
+  for (size_t r = 0; r < outs.size(); ++r) {
+    outs[r] = make_dtensor(shallow_detach(results[r]), std::move(specs[r]));
+    Layout global{layout.outputs[r].sizes, layout.outputs[r].strides, results[r].storage_offset()};
+    outs[r].impl()->set_layout(std::move(global));
+    relate_to_base(op, args[0].is_tensor() ? args[0].tensor() : outs[r], outs[r]);
+  }
+}
+}  // namespace muster

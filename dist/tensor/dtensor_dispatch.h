@@ -1,0 +1,24 @@
+#pragma once
+/// The handler of DispatchKey::kDTensor: runs an operator on the pieces.
+///
+/// It chooses placements by the operator's shard rules (shard_rules.h, cached per call signature),
+/// redistributes the inputs, runs the operator on local tensors and wraps the results. It stands
+/// below autograd: histories are of global values and know nothing of placements.
+
+#include "core/dispatch/op_table.h"
+
+namespace muster {
+
+/// @collective all ranks of the mesh, when inputs must move
+/// @error kInvalidArgument a plain tensor beside DTensors, two meshes, or a written DTensor that no
+/// rule can write; kUnimplemented random operators
+void dispatch_dtensor(const Op& op, Args args, std::span<Tensor> outs);
+
+/// Calls of this thread whose layout was (not) known already.
+struct LayoutCacheCounts {
+  int64_t hits = 0;
+  int64_t misses = 0;
+};
+LayoutCacheCounts layout_cache_counts() noexcept;
+
+}  // namespace muster

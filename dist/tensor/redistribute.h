@@ -1,0 +1,36 @@
+#pragma once
+/// The ways in and out of DTensors, and from one layout to another. All are differentiable.
+///
+/// A gradient of a DTensor means the gradient of its global value. That of a Partial input is
+/// therefore replicated; at the border to local tensors the adjoint of the reduction is applied
+/// (1/W for an average, the winners for an extreme). @source torch.distributed.tensor
+
+#include <optional>
+
+#include "dist/tensor/dtensor.h"
+
+namespace muster {
+
+/// The same global value under other placements, over the same mesh.
+/// @collective all ranks of the mesh, unless nothing or only R -> S moves
+/// @error kInvalidArgument not a DTensor, or a Partial target that is no no-op
+Tensor redistribute(const Tensor& dtensor, const std::vector<Placement>& placements);
+
+/// The global value as a plain tensor. @collective as redistribute to all R
+Tensor full_tensor(const Tensor& dtensor);
+
+/// This rank's piece as a plain tensor; shares memory. `grad_placements` says how the gradients
+/// that come back lie; without it as the DTensor itself, a Partial sum as R, other Partials as sum.
+Tensor to_local(const Tensor& dtensor, std::optional<std::vector<Placement>> grad_placements = {});
+
+/// A DTensor of which this rank holds `local`; shares memory. Without `global_sizes` the ranks tell
+/// each other their sizes and compare them with the layout of Shard.
+/// @collective all ranks of the mesh, only without `global_sizes`
+/// @error kInvalidArgument the pieces are not those of the placements; on all ranks
+Tensor from_local(const Tensor& local, MeshRef mesh, std::vector<Placement> placements,
+                  std::optional<DimVector> global_sizes = {});
+
+/// Cuts this rank's piece out of a tensor that all ranks hold alike. Communicates nothing.
+Tensor distribute_tensor(const Tensor& full, MeshRef mesh, std::vector<Placement> placements);
+
+}  // namespace muster
