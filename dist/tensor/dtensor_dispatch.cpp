@@ -193,7 +193,12 @@ void dispatch_dtensor(const Op& op, Args args, std::span<Tensor> outs) {
     outs[0] = *call.tensors[0];
     return;
   }
-  for (size_t r = 0; r < outs.size(); ++r) {
+  for (size_t r = 0; layout.sizes_from_data && r < outs.size(); ++r) {
+    outs[r] = make_dtensor(results[r],
+                           {call.any->mesh, std::vector<Placement>(call.any->placements.size()),
+                            DimVector(results[r].sizes()), results[r].dtype()});
+  }
+  for (size_t r = 0; r < specs.size(); ++r) {
     outs[r] = make_dtensor(shallow_detach(results[r]), std::move(specs[r]));
     Layout global{layout.outputs[r].sizes, layout.outputs[r].strides, results[r].storage_offset()};
     outs[r].impl()->set_layout(std::move(global));

@@ -224,7 +224,9 @@ Tensor from_local(const Tensor& local, MeshRef mesh, Placements placements,
     global_sizes = global_sizes_of(exchange_sizes(local, *mesh), *mesh, placements);
   }
   DTensorSpec spec{std::move(mesh), std::move(placements), *std::move(global_sizes), local.dtype()};
-  Tensor wrapped = make_dtensor(shallow_detach(local), spec);
+  // The strides of a DTensor are a claim about all pieces, so each must lie as it says.
+  const Tensor piece = shallow_detach(local);
+  Tensor wrapped = make_dtensor(contiguous(piece), spec);
   return record(local, std::move(wrapped), [&] {
     const bool needs_values = has_extreme(spec.placements);
     return make_ref<FromLocalNode>(spec, needs_values ? clone(detach(local)) : Tensor());

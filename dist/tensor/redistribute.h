@@ -23,8 +23,8 @@ Tensor full_tensor(const Tensor& dtensor);
 /// that come back lie; without it as the DTensor itself, a Partial sum as R, other Partials as sum.
 Tensor to_local(const Tensor& dtensor, std::optional<std::vector<Placement>> grad_placements = {});
 
-/// A DTensor of which this rank holds `local`; shares memory. Without `global_sizes` the ranks tell
-/// each other their sizes and compare them with the layout of Shard.
+/// A DTensor of which this rank holds `local`; shares memory if that is contiguous. Without
+/// `global_sizes` the ranks tell each other their sizes and compare them with the layout of Shard.
 /// @collective all ranks of the mesh, only without `global_sizes`
 /// @error kInvalidArgument the pieces are not those of the placements; on all ranks
 Tensor from_local(const Tensor& local, MeshRef mesh, std::vector<Placement> placements,

@@ -74,7 +74,10 @@ class AxisRules {
     for (size_t i = 0; i < inputs_.size(); ++i) {
       candidate.cost += move_cost(inputs_[i], placed(i), candidate.inputs[i]);
     }
-    if (candidate.cost != kImpossible) found.push_back(std::move(candidate));
+    // What is written keeps its placement, so the result must have it.
+    const bool is_honest =
+        !op_.writes_self() || inputs_.empty() || candidate.outputs[0] == placed(0);
+    if (candidate.cost != kImpossible && is_honest) found.push_back(std::move(candidate));
   }
 
   void try_rule(const ShardRule& rule, std::vector<Candidate>& found) const {
@@ -105,8 +108,8 @@ class AxisRules {
       if (!wanted) return;
       if (wanted->is_shard()) {
         const int64_t size = inputs_[i].sizes[static_cast<size_t>(wanted->dim)];
-        if (pattern.dim.letter != 0 && cut_size >= 0 && size != cut_size) return;
-        if (pattern.dim.letter != 0) cut_size = size;
+        if (cut_size >= 0 && size != cut_size && !cuts_evenly(size, cut_size)) return;
+        cut_size = size;
       }
       is_anchored |= !wanted->is_replicate() && *wanted == placed(i);
       candidate.inputs.push_back(*wanted);
@@ -131,6 +134,12 @@ class AxisRules {
       if (wanted.kind == PlacementPattern::Kind::kShard && wanted.dim.letter == 0) return false;
     }
     return true;
+  }
+
+  // Dims of different sizes that are cut together (heads of queries and of keys) stay in step only
+  // where both divide.
+  [[nodiscard]] bool cuts_evenly(int64_t a, int64_t b) const {
+    return a % any_.mesh->size() == 0 && b % any_.mesh->size() == 0;
   }
 
   [[nodiscard]] std::optional<Placement> bind_input(const PlacementPattern& pattern, size_t i,
@@ -381,10 +390,17 @@ CallLayout choose_layout(const Op& op, Args args, const std::vector<RuleInput>& 
     globals.push_back(empty_from_spec({input.sizes, input.strides, input.dtype, kMetaDevice}));
   }
   const ReplacedArgs global_args(args, std::move(globals));
-  layout.outputs = op.infer(global_args.args());
   const auto num_axes = static_cast<size_t>(any.mesh->num_axes());
   layout.inputs.resize(inputs.size());
   for (size_t i = 0; i < inputs.size(); ++i) layout.inputs[i].resize(num_axes);
+  try {
+    layout.outputs = op.infer(global_args.args());
+  } catch (const Error& error) {
+    // So answer operators whose sizes depend on data, when there is none.
+    if (error.code() != ErrorCode::kFailedPrecondition || op.writes_self()) throw;
+    layout.sizes_from_data = true;
+    return layout;
+  }
   layout.output_placements.assign(layout.outputs.size(), std::vector<Placement>(num_axes));
   const bool is_list = op.facts().count != nullptr;
   const bool has_size = op.is_view() && op.schema().index_of("size").has_value();

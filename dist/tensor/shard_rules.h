@@ -28,7 +28,8 @@ struct CallLayout {
   std::vector<std::vector<Placement>> inputs;  ///< one per RuleInput
   std::vector<TensorSpec> outputs;             ///< global
   std::vector<std::vector<Placement>> output_placements;
-  bool localize_size = false;  ///< the argument "size" must be that of the local result
+  bool localize_size = false;    ///< the argument "size" must be that of the local result
+  bool sizes_from_data = false;  ///< all replicated; outputs are known only after the call
 };
 
 /// `args` are the call's arguments with global metadata tensors in place of DTensors.
