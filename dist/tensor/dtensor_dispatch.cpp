@@ -4,6 +4,7 @@
 #include <unordered_map>
 
 #include "core/base/hash.h"
+#include "dist/tensor/axis_rules.h"
 #include "dist/tensor/redistribute_local.h"
 #include "dist/tensor/shard_rules.h"
 
@@ -130,7 +131,9 @@ std::vector<int64_t> key_of(const Op& op, Args args, const CallTensors& call) {
   key.reserve(64);
   key.push_back(static_cast<int64_t>(reinterpret_cast<intptr_t>(&op)));
   for (const DeviceMesh::Axis& axis : call.any->mesh->axes()) key.push_back(axis.size);
-  for (const Value& value : args) append_plain(key, value);
+  // Seeds differ at every call and decide nothing.
+  const bool is_drawn = call.inputs.size() == 1 && is_drawn_by_box(op);
+  for (size_t i = 0; i < args.size() && !is_drawn; ++i) append_plain(key, args[i]);
   for (const RuleInput& input : call.inputs) {
     key.push_back(static_cast<int64_t>(input.sizes.size()) << 8 |
                   static_cast<int64_t>(input.dtype) << 1 | static_cast<int64_t>(input.is_plain));
@@ -167,10 +170,6 @@ LayoutCacheCounts layout_cache_counts() noexcept { return layout_cache().counts;
 
 void dispatch_dtensor(const Op& op, Args args, std::span<Tensor> outs) {
   const CallTensors call = tensors_of(op, args);
-  MUSTER_CHECK(!op.facts().is_random || call.any->mesh->size() == 1, ErrorCode::kUnimplemented,
-               "{}: random operators on DTensors are not there yet; got {}\n"
-               "  fix: draw the whole tensor with one seed and distribute_tensor it",
-               op.name(), call.any->describe());
   const CallLayout& layout = layout_of(op, args, call);
   std::vector<Tensor> locals;
   for (size_t i = 0; i < call.tensors.size(); ++i) {
@@ -187,6 +186,10 @@ void dispatch_dtensor(const Op& op, Args args, std::span<Tensor> outs) {
                      layout.outputs[r].dtype});
   }
   if (layout.localize_size) replaced.set_ints(op, "size", specs[0].local_sizes());
+  if (layout.fills_box) {
+    replaced.set_ints(op, "global_sizes", specs[0].sizes);
+    replaced.set_ints(op, "box_start", specs[0].local_box().offsets);
+  }
   std::vector<Tensor> results(outs.size());
   op.redispatch(DispatchKeySet::below(DispatchKey::kDTensor), replaced.args(), results);
   if (op.writes_self()) {

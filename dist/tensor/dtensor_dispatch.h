@@ -3,7 +3,8 @@
 ///
 /// It chooses placements by the operator's shard rules (shard_rules.h, cached per call signature),
 /// redistributes the inputs, runs the operator on local tensors and wraps the results. It stands
-/// below autograd: histories are of global values and know nothing of placements.
+/// below autograd: histories are of global values and know nothing of placements. Random numbers
+/// are functions of the seed and the global place, so they do not depend on the layout.
 
 #include "core/dispatch/op_table.h"
 
@@ -11,7 +12,7 @@ namespace muster {
 
 /// @collective all ranks of the mesh, when inputs must move
 /// @error kInvalidArgument a plain tensor beside DTensors, two meshes, or a written DTensor that no
-/// rule can write; kUnimplemented random operators
+/// rule can write
 void dispatch_dtensor(const Op& op, Args args, std::span<Tensor> outs);
 
 /// Calls of this thread whose layout was (not) known already.

@@ -189,9 +189,9 @@ Tensor redistribute(const Tensor& dtensor, const std::vector<Placement>& placeme
                 [&] { return make_ref<RedistributeNode>(spec.placements); });
 }
 
-Tensor full_tensor(const Tensor& dtensor) {
+Tensor full_tensor(const Tensor& dtensor, std::optional<Placements> grad_placements) {
   const size_t num_axes = dtensor_spec(dtensor).placements.size();
-  return to_local(redistribute(dtensor, Placements(num_axes)));
+  return to_local(redistribute(dtensor, Placements(num_axes)), std::move(grad_placements));
 }
 
 Tensor to_local(const Tensor& dtensor, std::optional<Placements> grad_placements) {

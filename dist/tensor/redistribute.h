@@ -16,8 +16,10 @@ namespace muster {
 /// @error kInvalidArgument not a DTensor, or a Partial target that is no no-op
 Tensor redistribute(const Tensor& dtensor, const std::vector<Placement>& placements);
 
-/// The global value as a plain tensor. @collective as redistribute to all R
-Tensor full_tensor(const Tensor& dtensor);
+/// The global value as a plain tensor. `grad_placements` as for to_local: give a Partial sum where
+/// each rank uses the value differently. @collective as redistribute to all R
+Tensor full_tensor(const Tensor& dtensor,
+                   std::optional<std::vector<Placement>> grad_placements = {});
 
 /// This rank's piece as a plain tensor; shares memory. `grad_placements` says how the gradients
 /// that come back lie; without it as the DTensor itself, a Partial sum as R, other Partials as sum.

@@ -5,6 +5,7 @@
 /// alike. Per mesh axis the cheapest fitting rule of the operator wins; all-replicated always fits.
 /// A choice is checked by inferring the local results at every coordinate of the mesh.
 
+#include <deque>
 #include <string>
 
 #include "core/dispatch/op_table.h"
@@ -29,6 +30,7 @@ struct CallLayout {
   std::vector<TensorSpec> outputs;             ///< global
   std::vector<std::vector<Placement>> output_placements;
   bool localize_size = false;    ///< the argument "size" must be that of the local result
+  bool fills_box = false;        ///< `global_sizes` and `box_start` tell which piece is drawn
   bool sizes_from_data = false;  ///< all replicated; outputs are known only after the call
 };
 
@@ -49,7 +51,7 @@ class ReplacedArgs {
  private:
   std::vector<Tensor> tensors_;
   std::vector<Value> values_;
-  DimVector ints_;
+  std::deque<DimVector> ints_;
 };
 
 }  // namespace muster

@@ -243,6 +243,27 @@ TEST(DTensorOps, PlainTensorBesideADTensorIsRefusedByName) {
   });
 }
 
+TEST(DTensorOps, DrawTheSameNumbersInEveryLayout) {
+  manual_seed(7);
+  const Tensor drawn = uniform_(empty({5, 3}, DType::kF64));
+  const Tensor dropped = dropout(drawn, 0.5, true);
+  for (const int world : {2, 3}) {
+    testing::run_ranks(world, [&](testing::RankContext& ctx) {
+      const MeshRef mesh = line(ctx);
+      for (const Placement placement : {kR, s(0), s(1)}) {
+        manual_seed(7);
+        const Tensor x = distribute_tensor(zeros({5, 3}, DType::kF64), mesh, {placement});
+        expect_values(full_tensor(uniform_(x)), drawn);
+        EXPECT_EQ(placements_of(x), to_string(Placements{placement}));
+        const Tensor y = dropout(x, 0.5, true);
+        expect_values(full_tensor(y), dropped);
+        EXPECT_EQ(placements_of(y), to_string(Placements{placement}));
+        EXPECT_EQ(placements_of(empty_like(x)), to_string(Placements{placement}));
+      }
+    });
+  }
+}
+
 TEST(DTensorOps, KnowALayoutTheSecondTime) {
   testing::run_ranks(2, [](testing::RankContext& ctx) {
     const Tensor x = distribute_tensor(ones({4}), line(ctx), {s(0)});

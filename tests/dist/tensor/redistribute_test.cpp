@@ -223,6 +223,19 @@ TEST(ToLocal, GradPlacementsReduceWhatEachRankSaw) {
   });
 }
 
+TEST(FullTensor, GradPlacementsSumWhatRanksDidDifferently) {
+  testing::run_ranks(2, [](testing::RankContext& ctx) {
+    const MeshRef mesh = line(ctx);
+    for (const Placement placement : {kR, s(0), kP}) {
+      const Tensor x = requires_grad_(placement.is_partial()
+                                          ? from_local(ones({3}), mesh, {placement}, DimVector{3})
+                                          : distribute_tensor(ones({3}), mesh, {placement}));
+      backward(sum(mul(full_tensor(x, Placements{kP}), 1.0 + ctx.group_rank())));
+      expect_same(full_tensor(grad_of(x)), full({3}, 3.0));
+    }
+  });
+}
+
 // D16: a host read never sees what one rank holds alone.
 TEST(DTensor, ItemOfAPartialOrAShardIsRefused) {
   testing::run_ranks(2, [](testing::RankContext& ctx) {
