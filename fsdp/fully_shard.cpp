@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <utility>
 
 #include "core/autograd/autograd.h"
 #include "core/ops/ops.h"
@@ -10,37 +11,42 @@
 
 namespace muster::fsdp {
 
+class SharedState;
+
+/// One fully_shard() call. Owned by the hooks of its module and by handles; owns a share of the
+/// tree.
+struct Unit {
+  std::shared_ptr<ParamGroup> group;
+  std::shared_ptr<SharedState> state;
+  bool reshard_after_forward = true;
+  bool is_explicit = false;  ///< the caller chose reshard_after_forward
+
+  ~Unit();
+};
+
 /// What the groups of one tree share: their order, and the pass under way. One thread at a time.
 class SharedState {
  public:
-  struct Unit {
-    std::shared_ptr<ParamGroup> group;
-    bool reshard_after_forward = true;
-    bool is_explicit = false;  ///< the caller chose reshard_after_forward
-  };
-
-  std::vector<std::shared_ptr<Unit>> units;  ///< order of creation; the root is the last
-  std::vector<Unit*> forward_order;          ///< of the last forward, with repetitions
+  std::vector<Unit*> units;          ///< order of creation; the root is the last
+  std::vector<Unit*> forward_order;  ///< of the last forward, with repetitions
   bool requires_sync = true;
-  bool callback_queued = false;
 
   // Called around a module's forward.
   void before_forward(Unit& unit) {
-    if (&unit == units.back().get()) start_iteration();
+    if (&unit == units.back()) forward_order.clear();
     unit.group->unshard();
     prefetch_after(unit);
   }
   void after_forward(Unit& unit) {
     forward_order.push_back(&unit);
-    const bool is_root = &unit == units.back().get();
-    const bool reshards = unit.is_explicit ? unit.reshard_after_forward : !is_root;
+    const bool reshards = unit.is_explicit ? unit.reshard_after_forward : &unit != units.back();
     if (reshards) unit.group->reshard();
   }
 
   // Called when backward reaches a module's output.
   void before_backward(Unit& unit) {
-    if (!callback_queued) {
-      callback_queued = true;
+    if (!callback_queued_) {
+      callback_queued_ = true;
       queue_callback([this] { finish_backward(); });
     }
     unit.group->unshard();
@@ -57,19 +63,28 @@ class SharedState {
     unit.group->reshard();
   }
 
- private:
-  void start_iteration() { forward_order.clear(); }
+  // Trees that were sharded apart meet under their common root.
+  void join(SharedState& other, const std::shared_ptr<SharedState>& self) {
+    const std::vector<Unit*> moved = std::exchange(other.units, {});
+    units.insert(units.end(), moved.begin(), moved.end());
+    for (Unit* unit : moved) unit->state = self;
+  }
+  void forget(Unit* unit) {
+    std::erase(units, unit);
+    std::erase(forward_order, unit);
+    std::erase(last_order_, unit);
+  }
 
+ private:
   // The next group of the last known order, gathered while this one computes.
-  void prefetch_after(Unit& unit) {
+  void prefetch_after(const Unit& unit) {
     for (int ahead = 1; ahead <= unit.group->options().prefetch; ++ahead) {
       const size_t next = forward_order.size() + static_cast<size_t>(ahead);
       if (next < last_order_.size()) last_order_[next]->group->start_unshard(true);
     }
-    if (&unit == units.back().get() && !forward_order.empty()) last_order_ = forward_order;
   }
 
-  void prefetch_before(Unit& unit) {
+  void prefetch_before(const Unit& unit) {
     const auto at = std::find(forward_order.rbegin(), forward_order.rend(), &unit);
     int ahead = unit.group->options().prefetch;
     for (auto next = at; next != forward_order.rend() && ahead > 0; ++next) {
@@ -81,17 +96,22 @@ class SharedState {
 
   // Groups whose parameters were used in part, or whose inputs wanted no gradient.
   void finish_backward() {
-    callback_queued = false;
+    callback_queued_ = false;
     last_order_ = forward_order;
-    for (const auto& unit : units) {
+    for (Unit* unit : units) {
       if (requires_sync && unit->group->any_gradient_arrived()) unit->group->reduce_gradients();
       if (!requires_sync) unit->group->keep_gradients_unsharded();
       unit->group->reshard();
     }
   }
 
+  bool callback_queued_ = false;
   std::vector<Unit*> last_order_;
 };
+
+Unit::~Unit() {
+  if (state) state->forget(this);
+}
 
 namespace {
 // Which tree a module belongs to, while its handles or hooks live.
@@ -110,12 +130,10 @@ std::shared_ptr<SharedState> state_below(Module& module) {
     MUSTER_CHECK(named.module != &module, ErrorCode::kInvalidArgument,
                  "fully_shard: module {} is sharded already; each module once, inner ones first",
                  module.kind());
-    // Trees sharded apart are joined under their common root.
-    if (found && found != state) {
-      found->units.insert(found->units.end(), state->units.begin(), state->units.end());
-      state->units.clear();
-    } else {
+    if (!found) {
       found = state;
+    } else if (found != state) {
+      found->join(*state, found);
     }
   }
   return found ? found : std::make_shared<SharedState>();
@@ -147,32 +165,30 @@ Tensor cast_input(const Tensor& input, const Options& options) {
 }  // namespace
 
 Handle fully_shard(Module& module, const Options& options) {
-  std::shared_ptr<SharedState> state = state_below(module);
-  auto unit = std::make_shared<SharedState::Unit>();
+  auto unit = std::make_shared<Unit>();
+  unit->state = state_below(module);
   unit->group = std::make_shared<ParamGroup>(module.kind(), free_parameters(module), options);
   unit->is_explicit = options.reshard_after_forward.has_value();
   unit->reshard_after_forward = options.reshard_after_forward.value_or(true);
-  state->units.push_back(unit);
+  unit->state->units.push_back(unit.get());
   for (const NamedModule& named : module.named_modules()) {
-    if (states().contains(named.module)) states()[named.module] = state;
+    if (states().contains(named.module)) states()[named.module] = unit->state;
   }
-  states()[&module] = state;
+  states()[&module] = unit->state;
 
-  SharedState::Unit* raw = unit.get();
-  // The hooks own the state: a module stays sharded after its handles are gone.
-  unit->group->on_gradient([weak = std::weak_ptr<SharedState>(state), raw] {
-    const std::shared_ptr<SharedState> alive = weak.lock();
-    if (alive && raw->group->all_gradients_arrived()) alive->after_gradients(*raw);
+  // The module's hooks own the unit: it stays sharded after its handles are gone.
+  unit->group->on_gradient([raw = unit.get()] {
+    if (raw->group->all_gradients_arrived()) raw->state->after_gradients(*raw);
   });
-  module.register_forward_pre_hook([state, raw](Module&, const Tensor& input) {
-    state->before_forward(*raw);
-    return cast_input(input, raw->group->options());
+  module.register_forward_pre_hook([unit](Module&, const Tensor& input) {
+    unit->state->before_forward(*unit);
+    return cast_input(input, unit->group->options());
   });
-  module.register_forward_hook([state, raw](Module&, const Tensor&, const Tensor& output) {
-    state->after_forward(*raw);
+  module.register_forward_hook([unit](Module&, const Tensor&, const Tensor& output) {
+    unit->state->after_forward(*unit);
     if (grad_enabled() && output.requires_grad()) {
-      register_hook(output, [state, raw](const Tensor&) {
-        state->before_backward(*raw);
+      register_hook(output, [unit](const Tensor&) {
+        unit->state->before_backward(*unit);
         return Tensor();
       });
     }
@@ -181,22 +197,22 @@ Handle fully_shard(Module& module, const Options& options) {
   module.require_hooked_call(
       "it is sharded, and hooks gather its parameters; for other code call Handle::unshard() "
       "first");
-  return Handle(unit->group, state);
+  return Handle(std::move(unit));
 }
 
-void Handle::set_requires_gradient_sync(bool value) { state_->requires_sync = value; }
+ParamGroup& Handle::group() const { return *unit_->group; }
+void Handle::unshard() { unit_->group->unshard(); }
+void Handle::reshard() { unit_->group->reshard(); }
+void Handle::set_requires_gradient_sync(bool value) { unit_->state->requires_sync = value; }
 
 void Handle::set_reshard_after_forward(bool value) {
-  for (const auto& unit : state_->units) {
-    if (unit->group != group_) continue;
-    unit->is_explicit = true;
-    unit->reshard_after_forward = value;
-  }
+  unit_->is_explicit = true;
+  unit_->reshard_after_forward = value;
 }
 
-std::vector<std::shared_ptr<ParamGroup>> Handle::groups() const {
-  std::vector<std::shared_ptr<ParamGroup>> groups;
-  for (const auto& unit : state_->units) groups.push_back(unit->group);
+std::vector<ParamGroup*> Handle::groups() const {
+  std::vector<ParamGroup*> groups;
+  for (const Unit* unit : unit_->state->units) groups.push_back(unit->group.get());
   return groups;
 }
 
@@ -211,7 +227,7 @@ std::vector<NamedShard> sharded_parameters(Module& root) {
     const std::shared_ptr<SharedState> state = at == states().end() ? nullptr : at->second.lock();
     if (!state || std::find(seen.begin(), seen.end(), state.get()) != seen.end()) continue;
     seen.push_back(state.get());
-    for (const auto& unit : state->units) {
+    for (const Unit* unit : state->units) {
       for (ShardedParam& param : unit->group->params()) by_slot[param.slots.front()] = &param;
     }
   }

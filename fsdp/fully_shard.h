@@ -16,29 +16,27 @@
 
 namespace muster::fsdp {
 
-class SharedState;
+struct Unit;
 
 /// Control over a sharded module. Copies refer to the same group.
 class Handle {
  public:
-  Handle(std::shared_ptr<ParamGroup> group, std::shared_ptr<SharedState> state)
-      : group_(std::move(group)), state_(std::move(state)) {}
+  explicit Handle(std::shared_ptr<Unit> unit) : unit_(std::move(unit)) {}
 
   /// False: backward keeps whole gradients on each rank and communicates nothing (gradient
   /// accumulation); true: the next backward reduces what has accumulated. For the whole tree.
   void set_requires_gradient_sync(bool value);
   void set_reshard_after_forward(bool value);
   /// Gathers now, or frees now; for code that reads parameters outside forward.
-  void unshard() { group_->unshard(); }
-  void reshard() { group_->reshard(); }
+  void unshard();
+  void reshard();
 
-  [[nodiscard]] ParamGroup& group() const { return *group_; }
-  /// All groups of the tree below the root, in order of creation.
-  [[nodiscard]] std::vector<std::shared_ptr<ParamGroup>> groups() const;
+  [[nodiscard]] ParamGroup& group() const;
+  /// All groups of the tree, in order of creation; the root's is the last.
+  [[nodiscard]] std::vector<ParamGroup*> groups() const;
 
  private:
-  std::shared_ptr<ParamGroup> group_;
-  std::shared_ptr<SharedState> state_;
+  std::shared_ptr<Unit> unit_;
 };
 
 /// Shards the parameters of `module`. Call it on inner modules first, on the root last; all ranks

@@ -33,8 +33,23 @@ void futex_wait(std::atomic<uint32_t>& word, uint32_t seen, Duration at_most) {
   ::syscall(SYS_futex, futex_word(word), FUTEX_WAIT, seen, &relative, nullptr, 0);
 }
 
+// Where ranks are threads, one arena is mapped at several addresses, and the thread sanitizer
+// cannot see that a store through one mapping is what a load through another has read. Tell it.
+#ifdef __SANITIZE_THREAD__
+extern "C" void __tsan_acquire(void* address);
+extern "C" void __tsan_release(void* address);
+char sanitizer_sync = 0;
+void note_acquired() { __tsan_acquire(&sanitizer_sync); }
+void note_released() { __tsan_release(&sanitizer_sync); }
+#else
+void note_acquired() {}
+void note_released() {}
+#endif
+
 bool reached(const Clock& clock, uint32_t target) noexcept {
-  return static_cast<int32_t>(clock.ticks.load(std::memory_order_acquire) - target) >= 0;
+  if (static_cast<int32_t>(clock.ticks.load(std::memory_order_acquire) - target) < 0) return false;
+  note_acquired();
+  return true;
 }
 
 std::string rank_key(const std::string& prefix, int rank) {
@@ -121,6 +136,7 @@ WaitOutcome Context::wait_for(Clock& clock, uint32_t target, const Peer& peer,
 }
 
 void Context::advance(Clock& clock, uint32_t ticks) noexcept {
+  note_released();
   clock.ticks.store(ticks, std::memory_order_seq_cst);
   if (clock.waiters.load(std::memory_order_seq_cst) != 0) wake(clock);
 }
