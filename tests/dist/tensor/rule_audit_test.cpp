@@ -15,6 +15,7 @@
 namespace muster {
 namespace {
 using Layouts = std::vector<Placement>;  // one per tensor, on one mesh axis
+using Placements = std::vector<Placement>;
 
 std::vector<double> values_of(const Tensor& x) {
   return to_vector<double>(to(contiguous(detach(x)), DType::kF64));
@@ -71,14 +72,18 @@ std::vector<Layouts> layouts_of(const std::vector<Tensor>& tensors) {
   return all;
 }
 
-Tensor place(const Tensor& x, const MeshRef& mesh, Placement placement) {
-  if (!placement.is_partial()) return distribute_tensor(clone(x), mesh, {placement});
-  // Ranks hold different shares whose sum is x.
-  const int rank = mesh->coordinate()[0];
-  int64_t others = 0;
-  for (int r = 1; r < mesh->size(); ++r) others += r;
-  const Tensor share = rank == 0 ? sub(x, others) : full_like(x, rank);
-  return from_local(clone(share), mesh, {placement}, DimVector(x.sizes()));
+// Ranks hold different shares of a Partial, whose sum is x.
+Tensor place(const Tensor& x, const MeshRef& mesh, const Placements& placements) {
+  Tensor share = x;
+  Placements whole(placements.size());
+  for (size_t axis = 0; axis < placements.size(); ++axis) {
+    if (!placements[axis].is_partial()) continue;
+    whole[axis] = placements[axis];
+    const int rank = mesh->coordinate()[axis];
+    const int world = mesh->axes()[axis].size;
+    share = rank == 0 ? sub(share, world * (world - 1) / 2) : full_like(share, rank);
+  }
+  return redistribute(from_local(clone(share), mesh, whole, DimVector(x.sizes())), placements);
 }
 
 struct Audit {
@@ -87,11 +92,18 @@ struct Audit {
   std::map<std::string, int64_t> refused;
 };
 
-void check_call(const Op& op, Args args, const std::vector<Tensor>& dense, const Layouts& layouts,
-                const std::vector<Tensor>& expected, const MeshRef& mesh, const std::string& what,
-                Audit& audit) {
+// The tensors of a call by axis: layouts[axis][tensor].
+void check_call(const Op& op, Args args, const std::vector<Tensor>& dense,
+                const std::vector<Layouts>& layouts, const std::vector<Tensor>& expected,
+                const MeshRef& mesh, const std::string& what, Audit& audit) {
   std::vector<Tensor> placed;
-  for (size_t i = 0; i < dense.size(); ++i) placed.push_back(place(dense[i], mesh, layouts[i]));
+  std::string call = fmt::format("{} {} as", op.name(), what);
+  for (size_t i = 0; i < dense.size(); ++i) {
+    Placements placements;
+    for (const Layouts& on_axis : layouts) placements.push_back(on_axis[i]);
+    placed.push_back(place(dense[i], mesh, placements));
+    call += " " + to_string(placements);
+  }
   ReplacedArgs replaced(args, placed);
   std::vector<Tensor> outs(expected.size());
   std::string refusal;
@@ -102,8 +114,9 @@ void check_call(const Op& op, Args args, const std::vector<Tensor>& dense, const
   }
   // Whatever the outcome, all ranks must have come to the same.
   const Tensor refusals = full({1}, refusal.empty() ? 0 : 1, DType::kI64);
-  mesh->group(0)->run(mesh->group(0)->all_reduce(refusals));
-  const std::string call = fmt::format("{} {} as {}", op.name(), what, to_string(layouts));
+  for (int axis = 0; axis < mesh->num_axes(); ++axis) {
+    mesh->group(axis)->run(mesh->group(axis)->all_reduce(refusals));
+  }
   if (refusals.item_int() != 0) {
     if (refusals.item_int() != mesh->size()) audit.wrong.insert("ranks differ: " + call + refusal);
     ++audit.refused[op.name() + ": " + refusal.substr(0, refusal.find('\n'))];
@@ -136,7 +149,11 @@ void audit_op(const Op& op, const MeshRef& mesh, Audit& audit) {
     } catch (const Error&) {
       continue;  // in place, where the result does not fit self
     }
-    for (const Layouts& layouts : layouts_of(dense)) {
+    const std::vector<Layouts> choices = layouts_of(dense);
+    for (size_t i = 0; i < choices.size(); ++i) {
+      std::vector<Layouts> layouts = {choices[i]};
+      // A second axis gets another choice, far from the first and different for each.
+      if (mesh->num_axes() == 2) layouts.push_back(choices[(i * 5 + 3) % choices.size()]);
       check_call(op, sample.args(), dense, layouts, expected, mesh, text, audit);
     }
   }
@@ -155,25 +172,32 @@ bool is_expected_refusal(const std::string& line) {
          line.starts_with("one_hot: item");
 }
 
-TEST(ShardRules, EveryOperatorAgreesWithOneProcessInEveryLayout) {
-  for (const int world : {2, 3}) {
-    std::vector<Audit> audits(static_cast<size_t>(world));
-    testing::run_ranks(world, [&](testing::RankContext& ctx) {
-      const auto group = std::shared_ptr<ProcessGroup>(&ctx.group(), [](ProcessGroup*) {});
-      const MeshRef mesh = DeviceMesh::open(group, {{"tp", world}}, ctx.deadline()).value();
-      for (const auto& op : ops::all_ops().all()) {
-        if (is_comparable(*op)) {
-          audit_op(*op, mesh, audits[static_cast<size_t>(ctx.group_rank())]);
+void audit_all(const std::vector<DeviceMesh::Axis>& axes) {
+  int world = 1;
+  for (const DeviceMesh::Axis& axis : axes) world *= axis.size;
+  std::vector<Audit> audits(static_cast<size_t>(world));
+  testing::run_ranks(
+      world,
+      [&](testing::RankContext& ctx) {
+        const auto group = std::shared_ptr<ProcessGroup>(&ctx.group(), [](ProcessGroup*) {});
+        const MeshRef mesh = DeviceMesh::open(group, axes, ctx.deadline()).value();
+        for (const auto& op : ops::all_ops().all()) {
+          if (is_comparable(*op)) {
+            audit_op(*op, mesh, audits[static_cast<size_t>(ctx.group_rank())]);
+          }
         }
-      }
-    });
-    const Audit& audit = audits[0];
-    EXPECT_GT(audit.agreed, 3000);
-    for (const std::string& line : audit.wrong) ADD_FAILURE() << world << " ranks: " << line;
-    for (const auto& [line, count] : audit.refused) {
-      EXPECT_TRUE(is_expected_refusal(line)) << count << " x " << line;
-    }
+      },
+      240s);
+  const Audit& audit = audits[0];
+  EXPECT_GT(audit.agreed, 3000);
+  for (const std::string& line : audit.wrong) ADD_FAILURE() << line;
+  for (const auto& [line, count] : audit.refused) {
+    EXPECT_TRUE(is_expected_refusal(line)) << count << " x " << line;
   }
 }
+
+TEST(ShardRules, EveryOperatorAgreesWithOneProcessOnTwoRanks) { audit_all({{"tp", 2}}); }
+TEST(ShardRules, EveryOperatorAgreesWithOneProcessOnThreeRanks) { audit_all({{"tp", 3}}); }
+TEST(ShardRules, EveryOperatorAgreesWithOneProcessOnTwoAxes) { audit_all({{"dp", 2}, {"tp", 2}}); }
 }  // namespace
 }  // namespace muster
