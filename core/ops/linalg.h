@@ -32,7 +32,8 @@ Tensor dot(const Tensor& self, const Tensor& tensor);
 Tensor outer(const Tensor& self, const Tensor& vec2);
 /// input @ weight^T + bias. @shape input [.., in], weight [out, in], bias [out] or undefined
 Tensor linear(const Tensor& input, const Tensor& weight, const Tensor& bias = {});
-/// Sums of products by Einstein's notation, e.g. "bij,bjk->bik". Letters only, "..." not.
+/// Sums of products by Einstein's notation, e.g. "bij,bjk->bik"; "..." stands for further dims.
+/// Operands are taken from left to right.
 Tensor einsum(std::string_view equation, std::span<const Tensor> operands);
 inline Tensor einsum(std::string_view equation, std::initializer_list<Tensor> operands) {
   return einsum(equation, std::span<const Tensor>(operands.begin(), operands.size()));

@@ -77,6 +77,27 @@ TEST(Linear, NamesOperandsThatDoNotFit) {
                HasSubstr("bias must be [4]"));
 }
 
+TEST(Einsum, HasDerivativesForEveryKindOfLetter) {
+  const auto check = [](const char* equation, std::vector<Tensor> operands) {
+    expect_gradients([=](Inputs in) { return std::vector{einsum(equation, in)}; }, operands,
+                     equation);
+  };
+  check("ij,jk->ik", {leaf({2, 3}), leaf({3, 2}, 2)});
+  check("bhqd,bhkd->bhqk", {leaf({1, 2, 2, 3}), leaf({1, 2, 2, 3}, 2)});
+  check("...ij,jk->...ik", {leaf({2, 2, 3}), leaf({3, 2}, 2)});
+  check("bn,anm,bm->ba", {leaf({2, 2}), leaf({3, 2, 2}, 2), leaf({2, 2}, 3)});
+  check("aab->b", {leaf({2, 2, 3})});
+  check("i,j->ij", {leaf({2}), leaf({0}, 2)});
+}
+
+TEST(Einsum, NamesLettersThatDoNotFit) {
+  EXPECT_ERROR(einsum("ij,jk->ik", {ones({2, 3}), ones({4, 2})}), ErrorCode::kInvalidArgument,
+               HasSubstr("subscript j has size 4"));
+  EXPECT_ERROR(einsum("ij->ik", {ones({2, 3})}), ErrorCode::kInvalidArgument,
+               HasSubstr("output subscript k"));
+  EXPECT_ERROR(einsum("ij,j", {ones({2, 3})}), ErrorCode::kInvalidArgument, HasSubstr("got 1"));
+}
+
 TEST(Dot, AndOuterAndMvHaveGradients) {
   expect_gradients([](Inputs in) { return std::vector{dot(in[0], in[1])}; },
                    {leaf({3}), leaf({3}, 2)});
