@@ -156,7 +156,7 @@ TEST(MemoryEvents, FindsTheCountOfBothVersions) {
   EXPECT_EQ(internal::memory_events_path("0::/no/such/group\n"), "");
 }
 
-// A control group with a limit of 64 MiB, where this machine lets us make one.
+// A control group with a limit of 256 MiB, where this machine lets us make one.
 class SmallGroup {
  public:
   SmallGroup() {
@@ -166,7 +166,7 @@ class SmallGroup {
       if (!stdfs::create_directory(path, error)) continue;
       path_ = path;
       const bool is_v1 = stdfs::exists(path + "/memory.limit_in_bytes");
-      if (put(is_v1 ? "/memory.limit_in_bytes" : "/memory.max", "67108864")) return;
+      if (put(is_v1 ? "/memory.limit_in_bytes" : "/memory.max", "268435456")) return;
       stdfs::remove(path, error);
       path_.clear();
     }

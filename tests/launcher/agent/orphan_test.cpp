@@ -9,9 +9,6 @@
 #include <fstream>
 #include <random>
 
-#include "core/base/text.h"
-#include "launcher/agent/job_plan.h"
-#include "launcher/agent/proc_file.h"
 #include "tests/launcher/agent/run_muster.h"
 
 namespace muster::testing {
@@ -43,16 +40,6 @@ Tree start_tree(MusterProcess& muster) {
   return tree;
 }
 
-// The limit holds on a machine with a free core. Where more processes want to run than there are
-// cores, each that is to die waits for its turn first.
-Duration limit_now() {
-  const std::vector<std::string> fields = split(read_kernel_file("/proc/loadavg"), ' ');
-  if (fields.size() < 4) return kLimit;
-  const int waiting = std::max(std::atoi(fields[0].c_str()), std::atoi(fields[3].c_str()));
-  const int turns = waiting / allowed_cores();
-  return turns <= 1 ? kLimit : 2 * kLimit * turns;
-}
-
 template <typename Kill>
 void expect_nothing_left(Kill&& kill) {
   Duration longest{0};
@@ -64,7 +51,7 @@ void expect_nothing_left(Kill&& kill) {
          .directory = ""});
     const Tree tree = start_tree(muster);
     ASSERT_FALSE(::testing::Test::HasFailure());
-    const Duration limit = limit_now();
+    const Duration limit = patient(kLimit);
     const TimePoint killed = real_clock().now();
     kill(tree);
     EXPECT_TRUE(await_ends(tree.all, Deadline::after(limit))) << "round " << round;

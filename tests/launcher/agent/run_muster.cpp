@@ -12,6 +12,8 @@
 #include <csignal>
 #include <filesystem>
 
+#include "core/base/text.h"
+#include "launcher/agent/job_plan.h"
 #include "launcher/agent/proc_file.h"
 #include "launcher/agent/process_tree.h"
 #include "launcher/agent/random_id.h"
@@ -89,6 +91,17 @@ bool await_ends(const std::vector<pid_t>& pids, Deadline deadline) {
     pollfd ended{.fd = pidfd.get(), .events = POLLIN, .revents = 0};
     return ::poll(&ended, 1, deadline.poll_ms()) == 1;
   });
+}
+
+Duration patient(Duration limit) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  limit *= 5;
+#endif
+  const std::vector<std::string> fields = split(read_kernel_file("/proc/loadavg"), ' ');
+  if (fields.size() < 4) return limit;
+  const int waiting = std::max(std::atoi(fields[0].c_str()), std::atoi(fields[3].c_str()));
+  const int turns = waiting / allowed_cores();
+  return turns <= 1 ? limit : 2 * limit * turns;
 }
 
 MusterProcess::MusterProcess(Options options) : mark_(random_hex(8)) {

@@ -31,6 +31,10 @@ std::vector<pid_t> marked_processes(std::string_view mark);
 /// Waits until all of these have ended; false when the deadline passed first.
 bool await_ends(const std::vector<pid_t>& pids, Deadline deadline);
 
+/// A limit that holds where a core is free, stretched for this machine as it is now: where more
+/// processes want to run than there are cores each waits for its turn, and sanitizers are slow.
+Duration patient(Duration limit);
+
 struct Outcome {
   int status = -1;  ///< exit status; 128+n when signal n killed it; -1: it did not end in time
   std::string out;

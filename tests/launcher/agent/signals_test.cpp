@@ -55,7 +55,7 @@ TEST(Signals, AWorkerThatIgnoresTermIsKilledAfterTheShutdownTimeout) {
   const Duration took = real_clock().now() - sent;
   EXPECT_EQ(outcome.status, 143);
   EXPECT_GE(took, 1s);
-  EXPECT_LT(took, 3s);
+  EXPECT_LT(took, 1s + patient(2s));
   EXPECT_THAT(outcome.err, HasSubstr("no end within 1 s: killing"));
   EXPECT_THAT(marked_processes(muster.mark()), IsEmpty());
 }
@@ -69,7 +69,7 @@ TEST(Signals, TheShutdownTimeoutHoldsAfterAFailureToo) {
        .directory = ""});
   const TimePoint started = real_clock().now();
   EXPECT_EQ(muster.wait().status, 1);
-  EXPECT_LT(real_clock().now() - started, 4s);
+  EXPECT_LT(real_clock().now() - started, 1s + patient(2s));
 }
 
 TEST(Signals, ASecondInterruptKillsAtOnce) {
@@ -80,7 +80,7 @@ TEST(Signals, ASecondInterruptKillsAtOnce) {
   const TimePoint second = real_clock().now();
   muster.signal(SIGINT);
   const Outcome outcome = muster.wait();
-  EXPECT_LT(real_clock().now() - second, 1s);
+  EXPECT_LT(real_clock().now() - second, patient(1s));
   EXPECT_EQ(outcome.status, 130);
   EXPECT_THAT(outcome.err, HasSubstr("second SIGINT: killing"));
   EXPECT_THAT(marked_processes(muster.mark()), IsEmpty());
