@@ -31,7 +31,13 @@ class SmallVector {
   requires(!std::is_integral_v<Iterator>) SmallVector(Iterator first, Iterator last) {
     for (; first != last; ++first) push_back(*first);
   }
-  SmallVector(const SmallVector& other) { assign(other.data(), other.size_); }
+  SmallVector(const SmallVector& other) {
+    if (other.data_ == other.inline_) {
+      copy_inline(other);
+    } else {
+      assign(other.data(), other.size_);
+    }
+  }
   SmallVector(SmallVector&& other) noexcept { steal(other); }
   SmallVector& operator=(const SmallVector& other) {
     if (this != &other) assign(other.data(), other.size_);
@@ -93,6 +99,12 @@ class SmallVector {
     if (count > 0) std::memmove(data_, values, count * sizeof(T));
     size_ = static_cast<uint32_t>(count);
   }
+  // A copy of fixed size is a few moves; one of variable size is a call. Unused values are copied
+  // too.
+  void copy_inline(const SmallVector& other) noexcept {
+    size_ = other.size_;
+    std::memcpy(static_cast<void*>(inline_), other.inline_, sizeof(inline_));
+  }
   void grow(size_t capacity) {
     T* grown = new T[capacity];
     if (size_ > 0) std::memcpy(grown, data_, size_ * sizeof(T));
@@ -107,8 +119,7 @@ class SmallVector {
   }
   void steal(SmallVector& other) noexcept {
     if (other.data_ == other.inline_) {
-      size_ = other.size_;
-      std::memcpy(static_cast<void*>(inline_), other.inline_, sizeof(T) * size_);
+      copy_inline(other);
     } else {
       data_ = other.data_;
       size_ = other.size_;
