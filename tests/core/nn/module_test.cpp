@@ -1,6 +1,7 @@
 #include "core/nn/module.h"
 
 #include "core/autograd/autograd.h"
+#include "core/kernels/parallel.h"
 #include "core/nn/gpt.h"
 #include "core/ops/ops.h"
 #include "tests/support/matchers.h"
@@ -241,6 +242,29 @@ TEST(Gpt, DropoutRepeatsUnderTheSameSeedAndStopsInEval) {
   EXPECT_FALSE(equal(a, b));
   model.eval();
   EXPECT_TRUE(equal(model(tokens), model(tokens)));
+}
+
+// One training step's loss and gradients, to compare bit for bit.
+std::vector<Tensor> train_step(int threads) {
+  const int before = kernels::num_threads();
+  kernels::set_num_threads(threads);
+  Gpt model(
+      {.vocab_size = 301, .max_positions = 96, .dim = 96, .layers = 2, .heads = 3, .dropout = 0.1});
+  model.reset_parameters(2);
+  manual_seed(4);
+  const Tensor tokens = randint(0, 301, {3, 96}), targets = randint(0, 301, {3, 96});
+  const LossSum loss = model.loss(tokens, targets);
+  backward(div(loss.sum, loss.count));
+  std::vector<Tensor> out = {loss.sum};
+  for (const Tensor& parameter : model.parameters()) out.push_back(grad_of(parameter));
+  kernels::set_num_threads(before);
+  return out;
+}
+
+TEST(Gpt, AStepIsTheSameToTheBitOnAnyNumberOfThreads) {
+  const std::vector<Tensor> one = train_step(1), three = train_step(3);
+  ASSERT_EQ(one.size(), three.size());
+  for (size_t i = 0; i < one.size(); ++i) EXPECT_TRUE(equal(one[i], three[i])) << i;
 }
 
 TEST(Gpt, NamesASequenceThatIsTooLong) {
