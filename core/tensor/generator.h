@@ -2,8 +2,9 @@
 /// Philox4x32-10: random numbers as a pure function of (seed, offset, element index).
 ///
 /// Each random operator takes one offset; element i of the *logical* tensor draws word i mod 4 of
-/// counter (i / 4, offset), see core/kernels/cpu/random.h. So results do not depend on threads, tile
-/// order or sharding: a shard asks for the indices it holds. The state to save is two integers.
+/// counter (i / 4, offset), see core/kernels/cpu/random.h. So results do not depend on threads,
+/// tile order or sharding: a shard asks for the indices it holds. The state to save is two
+/// integers.
 
 #include <array>
 #include <cstdint>

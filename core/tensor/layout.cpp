@@ -125,8 +125,8 @@ DimVector broadcast_sizes(Dims a, Dims b, const char* operation) {
     const int64_t x = k < a.size() ? a[a.size() - 1 - k] : 1;
     const int64_t y = k < b.size() ? b[b.size() - 1 - k] : 1;
     MUSTER_CHECK(x == y || x == 1 || y == 1, ErrorCode::kInvalidArgument,
-                 "{}: sizes must be equal or 1 at dimension {}; got {} and {}", operation, n - 1 - k,
-                 to_string(a), to_string(b));
+                 "{}: sizes must be equal or 1 at dimension {}; got {} and {}", operation,
+                 n - 1 - k, to_string(a), to_string(b));
     out[n - 1 - k] = x == 1 ? y : x;
   }
   return out;

@@ -26,10 +26,11 @@ struct RankExit {
 /// The job as its agent sees it.
 struct JobView {
   int world_size = 1;
-  bool started = false;         ///< the current attempt has been started
-  int attempt = 0;              ///< restarts so far
-  int data_restarts = 0;        ///< how many of them answered a failure of class data
-  std::vector<RankExit> exits{};  ///< of this attempt, in the order seen, before any was told to stop
+  bool started = false;   ///< the current attempt has been started
+  int attempt = 0;        ///< restarts so far
+  int data_restarts = 0;  ///< how many of them answered a failure of class data
+  std::vector<RankExit>
+      exits{};  ///< of this attempt, in the order seen, before any was told to stop
   std::optional<int> stop_signal{};  ///< somebody asked the job to stop
 };
 
