@@ -1,5 +1,8 @@
 // muster-train RECIPE.yaml [key=value ...]: one worker. The launcher starts one per rank.
+#include <unistd.h>
+
 #include <cstdio>
+#include <cstdlib>
 #include <exception>
 #include <string>
 #include <vector>
@@ -30,9 +33,20 @@ int run(const WorkerEnv& env, int argc, char** argv) {
   trainer.run();
   return 0;
 }
+
+// The OpenMP runtime reads its wait policy when it is loaded. By default it spins, and fights with
+// a neighbour or with more ranks than cores for the core; parked threads cost a big step nothing.
+void wait_passively(char** argv) {
+  if (std::getenv("OMP_WAIT_POLICY") != nullptr) return;
+  ::setenv("OMP_WAIT_POLICY", "passive", 1);
+  ::execv("/proc/self/exe",
+          argv);  // comes back only if it fails, and then spinning is all that is left
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
+  wait_passively(argv);
   if (argc < 2 || std::string(argv[1]) == "--help") {
     std::fputs(
         "usage: muster-train RECIPE.yaml [key=value ...]\n"
