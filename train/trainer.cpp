@@ -83,6 +83,8 @@ void Trainer::open_group() {
   group_ = std::make_shared<ProcessGroup>(std::move(options),
                                           open_backend(recipe_, env_, store_, deadline));
   mesh_ = DeviceMesh::open(group_, {{"fsdp", env_.world_size}}, deadline).value();
+  group_->run(group_->barrier());
+  group_ready_ns_ = real_clock().now().time_since_epoch().count();
 }
 
 void Trainer::build_model() {
@@ -164,6 +166,9 @@ void Trainer::open_records() {
         LineFile::open(path_join(recipe_.run.dir, "events.jsonl")).value());
   }
   checkpointer_ = checkpoint::Checkpointer::open(options).value();
+  event(
+      nlohmann::json{{"event", "group_ready"}, {"attempt", env_.attempt}, {"t_ns", group_ready_ns_}}
+          .dump());
 }
 
 double Trainer::forward_backward(int64_t first_sample, int64_t* tokens) {

@@ -65,6 +65,7 @@ class Trainer {
   LrSchedule schedule_;
   std::unique_ptr<checkpoint::Checkpointer> checkpointer_;
   std::unique_ptr<LineFile> metrics_, events_;  // on the first rank only
+  int64_t group_ready_ns_ = 0;                  // when the first collective ended, monotonic
   int64_t step_ = 0;
   int64_t tokens_seen_ = 0;
 };
