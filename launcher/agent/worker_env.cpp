@@ -57,6 +57,10 @@ void set_torchrun_variables(const JobPlan& plan, const AttemptInfo& info, int lo
   if (spec.local_world_size > 1 && !is_set(plan.inherited, "OMP_NUM_THREADS")) {
     set["OMP_NUM_THREADS"] = std::to_string(plan.threads_per_worker);
   }
+  // muster-train wants parked threads; set here it need not start itself again to get them.
+  if (spec.is_recipe && !is_set(plan.inherited, "OMP_WAIT_POLICY")) {
+    set["OMP_WAIT_POLICY"] = "passive";
+  }
   if (spec.virtual_local_rank) {
     const std::string_view visible = value_in(plan.inherited, "CUDA_VISIBLE_DEVICES");
     const std::vector<std::string> devices = split(visible, ',');
