@@ -2,9 +2,13 @@
 // the same test's name; child_entry() then runs the body of that rank instead of the whole suite.
 #include <gmock/gmock.h>
 
+#include <csignal>
+
 #include "tests/support/child_process.h"
 
 int main(int argc, char** argv) {
+  // Under nohup this is ignored, and every child would inherit that.
+  std::signal(SIGHUP, SIG_DFL);
   ::testing::InitGoogleMock(&argc, argv);
   return muster::testing::run_all_tests_or_child();
 }
