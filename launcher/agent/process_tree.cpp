@@ -150,7 +150,9 @@ Result<int> kill_descendants(Deadline deadline, const ReapedFn& on_reaped) {
     }
     if (pid < 0 && errno == ECHILD) return reaped;
     const std::vector<pid_t> left = descendants_of(self);
-    for (const pid_t descendant : left) kill_if_ours(descendant, self, left);
+    // Children first: should this process be killed half-way, a supervisor below it is either still
+    // there to go on, or has nothing left below itself.
+    for (auto it = left.rbegin(); it != left.rend(); ++it) kill_if_ours(*it, self, left);
     if (deadline.passed()) {
       std::vector<std::string> names;
       for (const pid_t descendant : left) names.push_back(std::to_string(descendant));
