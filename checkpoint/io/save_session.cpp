@@ -47,6 +47,12 @@ RankFileTarget SaveSession::target() const {
 }
 
 Result<SaveReport> SaveSession::run() {
+  Result<SaveReport> report = attempt();
+  if (!report.ok()) undo();
+  return report;
+}
+
+Result<SaveReport> SaveSession::attempt() {
   const TimePoint start = real_clock().now();
   MUSTER_TRY(begin(validate()));
   Result<WrittenFiles> written = write();
@@ -101,7 +107,6 @@ Result<void> SaveSession::begin(const Result<void>& valid) {
     if (!outcome.ok()) reply = error_to_json(outcome.error());
     MUSTER_TRY(meeting_.announce("begin", reply.dump()), where() + "phase begin");
     if (outcome.ok()) return {};
-    undo();
     return check_reply(reply, where() + "global rank 0: ");
   }
   const Result<std::string> text = meeting_.hear("begin", Deadline::after(options_.timeout));
@@ -232,7 +237,7 @@ Result<void> SaveSession::move_into_place() {
 
 Result<SaveReport> SaveSession::commit() {
   SaveReport report;
-  const auto attempt = [&]() -> Result<void> {
+  const auto try_to_commit = [&]() -> Result<void> {
     const auto reports = MUSTER_TRY(meeting_.collect("write", Deadline::after(options_.timeout)));
     const Manifest manifest = MUSTER_TRY(merge(reports));
     const int64_t manifest_nbytes = MUSTER_TRY(write_manifest(manifest), "on global rank 0");
@@ -241,10 +246,10 @@ Result<SaveReport> SaveSession::commit() {
     report.total_nbytes = manifest.total_nbytes() + manifest_nbytes;
     return {};
   };
-  const Result<void> outcome = attempt();
+  const Result<void> outcome = try_to_commit();
   json reply = {{"ok", true}, {"digest", report.digest}, {"total_nbytes", report.total_nbytes}};
   if (!outcome.ok()) {
-    undo();
+    undo();  // before the others hear of it: they may try again at once
     reply = error_to_json(outcome.error());
   }
   const Result<void> announced = meeting_.announce("result", reply.dump());
@@ -275,6 +280,7 @@ Result<SaveReport> SaveSession::hear_result() {
 
 void SaveSession::undo() {
   if (!made_folder_ || moved_) return;
+  made_folder_ = false;
   const Result<void> removed = remove_tree(*options_.file_system, folder_);
   if (!removed.ok())
     MUSTER_LOG(kWarn, "{}{} stays until the next start: {}", where(), folder_,

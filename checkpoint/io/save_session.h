@@ -25,6 +25,7 @@ class SaveSession {
   Result<SaveReport> run();
 
  private:
+  Result<SaveReport> attempt();
   Result<void> validate();
   Result<void> begin(const Result<void>& valid);
   Result<void> make_folder();
