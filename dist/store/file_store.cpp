@@ -9,10 +9,10 @@
 #include <mutex>
 #include <utility>
 
+#include "dist/net/sockets.h"
 #include "dist/store/internal/key_table.h"
 #include "dist/store/internal/messages.h"
 #include "dist/store/internal/record_log.h"
-#include "dist/store/internal/sockets.h"
 
 namespace muster {
 
@@ -36,7 +36,7 @@ class ChangeNotice {
   Result<void> wait(Deadline deadline, int cancel_fd) const {
     const Duration interval = fd_ ? kLookInterval : kLookIntervalWithoutNotices;
     const Deadline look = Deadline::after(std::min(interval, deadline.left()));
-    MUSTER_TRY(internal::poll_fd(fd_.get(), POLLIN, look, cancel_fd));
+    MUSTER_TRY(net::poll_fd(fd_.get(), POLLIN, look, cancel_fd));
     std::array<char, 4096> events;
     while (fd_ && ::read(fd_.get(), events.data(), events.size()) > 0) {
     }
@@ -44,13 +44,13 @@ class ChangeNotice {
   }
 
  private:
-  internal::UniqueFd fd_;
+  net::UniqueFd fd_;
 };
 }  // namespace
 
 class FileStore::Impl {
  public:
-  Impl(internal::WakeUp cancel_signal, std::unique_ptr<RecordLog> log)
+  Impl(net::WakeUp cancel_signal, std::unique_ptr<RecordLog> log)
       : cancel_signal_(std::move(cancel_signal)), log_(std::move(log)) {}
 
   // Runs `body` on the table as it is in the file now, with the file locked.
@@ -93,7 +93,7 @@ class FileStore::Impl {
     return std::move(error.add_context("during " + std::string(operation)));
   }
 
-  const internal::WakeUp cancel_signal_;
+  const net::WakeUp cancel_signal_;
   std::atomic<bool> cancelled_{false};
   std::mutex mutex_;  // guards the two below
   const std::unique_ptr<RecordLog> log_;
@@ -136,7 +136,7 @@ Result<void> FileStore::Impl::wait(std::string_view operation, const std::vector
 }
 
 Result<std::unique_ptr<FileStore>> FileStore::open(FileStoreOptions options) {
-  internal::WakeUp cancel_signal = MUSTER_TRY(internal::WakeUp::open());
+  net::WakeUp cancel_signal = MUSTER_TRY(net::WakeUp::open());
   auto log = MUSTER_TRY(RecordLog::open({.path = std::move(options.path),
                                          .run_id = std::move(options.run_id),
                                          .generation = options.generation,

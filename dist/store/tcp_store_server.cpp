@@ -17,9 +17,9 @@
 #include <vector>
 
 #include "core/base/log.h"
-#include "dist/store/internal/reject_log.h"
+#include "dist/net/reject_log.h"
+#include "dist/net/sockets.h"
 #include "dist/store/internal/request_handler.h"
-#include "dist/store/internal/sockets.h"
 
 namespace muster {
 
@@ -27,8 +27,6 @@ using internal::RejectKind;
 using internal::RequestHandler;
 using internal::ServerConnection;
 using internal::Stage;
-using internal::UniqueFd;
-using internal::WakeUp;
 
 namespace {
 constexpr uint64_t kWakeUpId = 0;
@@ -48,12 +46,13 @@ void set_connection_options(int fd) {
   ::setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &idle_s, sizeof(idle_s));
 }
 
-UniqueFd open_spare() { return UniqueFd(::open("/dev/null", O_RDONLY | O_CLOEXEC)); }
+net::UniqueFd open_spare() { return net::UniqueFd(::open("/dev/null", O_RDONLY | O_CLOEXEC)); }
 }  // namespace
 
 class TcpStoreServer::Loop {
  public:
-  Loop(TcpStoreServerOptions options, UniqueFd listener, UniqueFd epoll, WakeUp wake_up, int port)
+  Loop(TcpStoreServerOptions options, net::UniqueFd listener, net::UniqueFd epoll,
+       net::WakeUp wake_up, int port)
       : options_(std::move(options)),
         listener_(std::move(listener)),
         epoll_(std::move(epoll)),
@@ -61,7 +60,7 @@ class TcpStoreServer::Loop {
         spare_(open_spare()),
         port_(port),
         handler_(options_.required_token, options_.max_memory.count),
-        reject_log_(options_.on_reject) {}
+        reject_log_("tcp store", options_.on_reject) {}
   ~Loop() { stop(); }
 
   Result<void> start();
@@ -91,14 +90,14 @@ class TcpStoreServer::Loop {
   void drop_slow_handshakes();
 
   const TcpStoreServerOptions options_;
-  UniqueFd listener_;
-  UniqueFd epoll_;
-  WakeUp wake_up_;
-  UniqueFd spare_;  // given up for a moment to accept and close when descriptors run out
+  net::UniqueFd listener_;
+  net::UniqueFd epoll_;
+  net::WakeUp wake_up_;
+  net::UniqueFd spare_;  // given up for a moment to accept and close when descriptors run out
   const int port_;
 
   RequestHandler handler_;
-  internal::RejectLog reject_log_;
+  net::RejectLog reject_log_;
   std::unordered_map<uint64_t, std::unique_ptr<ServerConnection>> connections_;
   std::deque<std::pair<TimePoint, uint64_t>> handshakes_;  // in order of arrival
   uint64_t next_id_ = kFirstConnectionId;
@@ -182,10 +181,10 @@ void TcpStoreServer::Loop::accept_some() {
 }
 
 bool TcpStoreServer::Loop::accept_one() {
-  internal::SocketAddress address;
+  net::SocketAddress address;
   address.nbytes = sizeof(address.storage);
-  UniqueFd fd(::accept4(listener_.get(), reinterpret_cast<sockaddr*>(&address.storage),
-                        &address.nbytes, SOCK_CLOEXEC | SOCK_NONBLOCK));
+  net::UniqueFd fd(::accept4(listener_.get(), reinterpret_cast<sockaddr*>(&address.storage),
+                             &address.nbytes, SOCK_CLOEXEC | SOCK_NONBLOCK));
   if (!fd) {
     if (errno == EMFILE || errno == ENFILE) {
       drop_one_without_descriptors();
@@ -194,14 +193,14 @@ bool TcpStoreServer::Loop::accept_one() {
     return errno == EINTR || errno == ECONNABORTED;
   }
   auto connection = std::make_unique<ServerConnection>();
-  connection->peer_address = internal::address_text(address);
-  connection->peer = internal::endpoint_text(connection->peer_address, internal::port_of(address));
+  connection->peer_address = net::address_text(address);
+  connection->peer = net::endpoint_text(connection->peer_address, net::port_of(address));
   connection->accepted_at = real_clock().now();
   if (std::ssize(connections_) >= options_.max_connections) {
-    reject_log_.add(
-        connection->peer, connection->peer_address,
-        {RejectKind::kTooMany, fmt::format("{} connections are open already", connections_.size())},
-        connection->accepted_at);
+    reject_log_.add(connection->peer, connection->peer_address,
+                    static_cast<int>(RejectKind::kTooMany),
+                    fmt::format("{} connections are open already", connections_.size()),
+                    connection->accepted_at);
     return true;
   }
   set_connection_options(fd.get());
@@ -218,10 +217,11 @@ bool TcpStoreServer::Loop::accept_one() {
 // A full descriptor table would leave the connection in the backlog and epoll awake for ever.
 void TcpStoreServer::Loop::drop_one_without_descriptors() {
   spare_.reset();
-  UniqueFd dropped(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
+  net::UniqueFd dropped(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
   const internal::Rejection rejection{
       RejectKind::kTooMany, "no file descriptor is left for it; raise the limit (ulimit -n)"};
-  reject_log_.add("a peer", "", rejection, real_clock().now());
+  reject_log_.add("a peer", "", static_cast<int>(rejection.kind), rejection.reason,
+                  real_clock().now());
   dropped.reset();
   spare_ = open_spare();
 }
@@ -332,7 +332,7 @@ void TcpStoreServer::Loop::reject(ServerConnection& connection, RejectKind kind,
                                   std::string reason) {
   // Replies to the good requests before still count.
   [[maybe_unused]] const Result<void> ignored = connection.out.flush(connection.fd.get());
-  reject_log_.add(connection.peer, connection.peer_address, {kind, std::move(reason)},
+  reject_log_.add(connection.peer, connection.peer_address, static_cast<int>(kind), reason,
                   real_clock().now());
   close(connection);
 }
@@ -346,7 +346,7 @@ void TcpStoreServer::Loop::close(ServerConnection& connection) {
 // ---- the handle
 
 Result<std::unique_ptr<TcpStoreServer>> TcpStoreServer::open(TcpStoreServerOptions options) {
-  UniqueFd listener(options.listen_fd);
+  net::UniqueFd listener(options.listen_fd);
   if (listener) {
     const int flags = ::fcntl(listener.get(), F_GETFL);
     if (flags < 0 || ::fcntl(listener.get(), F_SETFL, flags | O_NONBLOCK) != 0 ||
@@ -356,14 +356,14 @@ Result<std::unique_ptr<TcpStoreServer>> TcpStoreServer::open(TcpStoreServerOptio
                         options.listen_fd, errno_text(errno));
     }
   } else {
-    listener = MUSTER_TRY(internal::listen_on(options.host, options.port));
+    listener = MUSTER_TRY(net::listen_on(options.host, options.port));
   }
-  const int port = internal::port_of(MUSTER_TRY(internal::local_address(listener.get())));
-  UniqueFd epoll(::epoll_create1(EPOLL_CLOEXEC));
+  const int port = net::port_of(MUSTER_TRY(net::local_address(listener.get())));
+  net::UniqueFd epoll(::epoll_create1(EPOLL_CLOEXEC));
   if (!epoll) {
     return make_error(ErrorCode::kIo, "tcp store server: epoll_create1: {}", errno_text(errno));
   }
-  WakeUp wake_up = MUSTER_TRY(WakeUp::open());
+  net::WakeUp wake_up = MUSTER_TRY(net::WakeUp::open());
   auto loop = std::make_unique<Loop>(std::move(options), std::move(listener), std::move(epoll),
                                      std::move(wake_up), port);
   MUSTER_TRY(loop->start());

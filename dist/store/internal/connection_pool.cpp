@@ -24,7 +24,7 @@ Deadline sooner(Deadline a, Deadline b) { return a.at() < b.at() ? a : b; }
 
 Result<std::unique_ptr<ConnectionPool>> ConnectionPool::open(Endpoint endpoint, Deadline deadline) {
   std::unique_ptr<ConnectionPool> pool(
-      new ConnectionPool(std::move(endpoint), MUSTER_TRY(WakeUp::open())));
+      new ConnectionPool(std::move(endpoint), MUSTER_TRY(net::WakeUp::open())));
   MUSTER_TRY(pool->connect(deadline));
   return pool;
 }
@@ -53,7 +53,7 @@ Result<void> ConnectionPool::connect(Deadline deadline) {
           describe(), attempt, format_duration(real_clock().now() - start), error.message());
     }
     const Deadline next = sooner(deadline, Deadline::after(jittered(pause)));
-    MUSTER_TRY(poll_fd(-1, 0, next, cancel_signal_.fd()));
+    MUSTER_TRY(net::poll_fd(-1, 0, next, cancel_signal_.fd()));
     pause = std::min(pause * 8 / 5, kLongestPause);
   }
 }
@@ -61,8 +61,8 @@ Result<void> ConnectionPool::connect(Deadline deadline) {
 Result<StoreConnection> ConnectionPool::connect_to_any(Deadline deadline) {
   Result<StoreConnection> connection = make_error(
       ErrorCode::kNotFound, "resolve: host \"{}\" must have an address; got none", endpoint_.host);
-  for (const SocketAddress& address :
-       MUSTER_TRY(resolve(endpoint_.host, endpoint_.port, deadline))) {
+  for (const net::SocketAddress& address :
+       MUSTER_TRY(net::resolve(endpoint_.host, endpoint_.port, deadline))) {
     connection = StoreConnection::open(address, endpoint_.token, deadline, cancel_signal_.fd());
     if (!connection.ok()) continue;
     address_ = address;
@@ -99,7 +99,7 @@ void ConnectionPool::cancel() {
 }
 
 std::string ConnectionPool::describe() const {
-  return "tcp " + endpoint_text(endpoint_.host, endpoint_.port);
+  return "tcp " + net::endpoint_text(endpoint_.host, endpoint_.port);
 }
 
 }  // namespace muster::internal

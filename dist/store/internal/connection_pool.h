@@ -12,8 +12,8 @@
 #include <utility>
 #include <vector>
 
+#include "dist/net/sockets.h"
 #include "dist/store/internal/messages.h"
-#include "dist/store/internal/sockets.h"
 #include "dist/store/internal/store_connection.h"
 
 namespace muster::internal {
@@ -52,7 +52,7 @@ class ConnectionPool {
   [[nodiscard]] std::string describe() const;
 
  private:
-  ConnectionPool(Endpoint endpoint, WakeUp cancel_signal)
+  ConnectionPool(Endpoint endpoint, net::WakeUp cancel_signal)
       : endpoint_(std::move(endpoint)), cancel_signal_(std::move(cancel_signal)) {}
 
   Result<void> connect(Deadline deadline);
@@ -62,8 +62,8 @@ class ConnectionPool {
   [[nodiscard]] Error explain(std::string_view operation, const Error& error) const;
 
   const Endpoint endpoint_;
-  const WakeUp cancel_signal_;
-  SocketAddress address_;  // set by open(): looked up once
+  const net::WakeUp cancel_signal_;
+  net::SocketAddress address_;  // set by open(): looked up once
   std::atomic<bool> cancelled_{false};
   std::mutex mutex_;  // guards idle_
   std::vector<StoreConnection> idle_;

@@ -114,7 +114,7 @@ RecordLog::Lock::~Lock() {
   if (fd_ >= 0) try_lock(fd_, F_UNLCK, kOperationLockAt);
 }
 
-RecordLog::RecordLog(Options options, UniqueFd fd, int cancel_fd)
+RecordLog::RecordLog(Options options, net::UniqueFd fd, int cancel_fd)
     : options_(std::move(options)),
       header_(encode_header(options_.generation, options_.run_id)),
       fd_(std::move(fd)),
@@ -126,7 +126,7 @@ Result<std::unique_ptr<RecordLog>> RecordLog::open(Options options, int cancel_f
                       "file store: run_id has at most {} bytes; got {}", kMaxRunIdNbytes,
                       options.run_id.size());
   }
-  UniqueFd fd(::open(options.path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
+  net::UniqueFd fd(::open(options.path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
   if (!fd) return io_error("open", options.path);
   std::unique_ptr<RecordLog> log(new RecordLog(std::move(options), std::move(fd), cancel_fd));
   const Lock held = MUSTER_TRY(log->lock(LockKind::kExclusive));
@@ -189,8 +189,8 @@ Result<RecordLog::Lock> RecordLog::lock(LockKind kind) {
       return make_error(ErrorCode::kTimeout, "file store: the lock of {} must be free within {}",
                         path(), format_duration(options_.lock_limit));
     }
-    const auto outcome = MUSTER_TRY(poll_fd(-1, 0, Deadline::after(1ms), cancel_fd_));
-    if (outcome == PollOutcome::kCancelled) {
+    const auto outcome = MUSTER_TRY(net::poll_fd(-1, 0, Deadline::after(1ms), cancel_fd_));
+    if (outcome == net::PollOutcome::kCancelled) {
       return make_error(ErrorCode::kAborted, "file store: cancelled while {} was locked", path());
     }
   }

@@ -13,7 +13,7 @@
 
 #include "core/base/result.h"
 #include "core/base/time.h"
-#include "dist/store/internal/sockets.h"
+#include "dist/net/sockets.h"
 
 namespace muster::internal {
 
@@ -74,7 +74,7 @@ class RecordLog {
   [[nodiscard]] const std::string& path() const noexcept { return options_.path; }
 
  private:
-  RecordLog(Options options, UniqueFd fd, int cancel_fd);
+  RecordLog(Options options, net::UniqueFd fd, int cancel_fd);
 
   Result<void> claim();
   Result<void> start_afresh();
@@ -83,7 +83,7 @@ class RecordLog {
 
   const Options options_;
   const std::string header_;
-  UniqueFd fd_;
+  net::UniqueFd fd_;
   const int cancel_fd_;
   int64_t end_ = 0;  // of the last record that was applied
 };

@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "core/base/units.h"
-#include "dist/store/internal/token.h"
+#include "dist/net/token.h"
 
 namespace muster::internal {
 namespace {
@@ -69,10 +69,10 @@ RequestHandler::Step RequestHandler::begin_auth(ServerConnection& connection, Wi
     return reject(connection, RejectKind::kToken,
                   "the peer must prove the job token; it sent none");
   }
-  const std::string_view client_nonce = reader.raw(kNonceNbytes);
+  const std::string_view client_nonce = reader.raw(net::kNonceNbytes);
   if (!reader.ok()) return unfinished(connection, reader);
   connection.challenge = std::make_unique<Challenge>(
-      Challenge{.client_nonce = std::string(client_nonce), .server_nonce = make_nonce()});
+      Challenge{.client_nonce = std::string(client_nonce), .server_nonce = net::make_nonce()});
   connection.stage = Stage::kProof;
   reply().raw(connection.challenge->server_nonce);
   send(connection);
@@ -83,13 +83,14 @@ RequestHandler::Step RequestHandler::prove(ServerConnection& connection, WireRea
   if (reader.u8() != static_cast<uint8_t>(Opcode::kAuthProof)) {
     return reject(connection, RejectKind::kToken, "AUTH_PROOF must follow AUTH_BEGIN");
   }
-  const std::string_view proof = reader.raw(kProofNbytes);
+  const std::string_view proof = reader.raw(net::kProofNbytes);
   if (!reader.ok()) return unfinished(connection, reader);
   const auto& [client_nonce, server_nonce] = *connection.challenge;
-  if (!equal_in_constant_time(proof, client_proof(required_token_, client_nonce, server_nonce))) {
+  if (!net::equal_in_constant_time(
+          proof, net::client_proof(required_token_, client_nonce, server_nonce))) {
     return reject(connection, RejectKind::kToken, "wrong job token");
   }
-  reply().raw(server_proof(required_token_, client_nonce, server_nonce));
+  reply().raw(net::server_proof(required_token_, client_nonce, server_nonce));
   send(connection);
   connection.challenge.reset();
   connection.stage = Stage::kReady;

@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "core/base/time.h"
+#include "dist/net/sockets.h"
 #include "dist/store/internal/out_queue.h"
-#include "dist/store/internal/sockets.h"
 #include "dist/store/internal/wire.h"
 
 namespace muster::internal {
@@ -54,7 +54,7 @@ struct Challenge {
 
 struct ServerConnection {
   uint64_t id = 0;
-  UniqueFd fd;
+  net::UniqueFd fd;
   std::string peer;  ///< numeric address and port
   std::string peer_address;
   TimePoint accepted_at;

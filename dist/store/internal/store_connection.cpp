@@ -8,8 +8,8 @@
 #include <cstring>
 
 #include "core/base/units.h"
+#include "dist/net/token.h"
 #include "dist/store/internal/messages.h"
-#include "dist/store/internal/token.h"
 #include "dist/store/internal/wire.h"
 
 namespace muster::internal {
@@ -29,9 +29,10 @@ Error closed_in_handshake(std::string_view token) {
 }
 }  // namespace
 
-Result<StoreConnection> StoreConnection::open(const SocketAddress& address, std::string_view token,
-                                              Deadline deadline, int cancel_fd) {
-  StoreConnection connection(MUSTER_TRY(connect_to(address, deadline, cancel_fd)), cancel_fd);
+Result<StoreConnection> StoreConnection::open(const net::SocketAddress& address,
+                                              std::string_view token, Deadline deadline,
+                                              int cancel_fd) {
+  StoreConnection connection(MUSTER_TRY(net::connect_to(address, deadline, cancel_fd)), cancel_fd);
   MUSTER_TRY(connection.shake_hands(token, deadline));
   return connection;
 }
@@ -46,7 +47,7 @@ Result<void> StoreConnection::shake_hands(std::string_view token, Deadline deadl
   WireWriter hello;
   hello.opcode(Opcode::kValidate).u32(kValidateMagic);
   if (!token.empty()) {
-    const std::string client_nonce = make_nonce();
+    const std::string client_nonce = net::make_nonce();
     hello.opcode(Opcode::kAuthBegin).raw(client_nonce);
     MUSTER_TRY(send(hello.text(), deadline));
     MUSTER_TRY(prove_token(token, client_nonce, deadline));
@@ -70,22 +71,23 @@ Result<void> StoreConnection::shake_hands(std::string_view token, Deadline deadl
 
 Result<void> StoreConnection::prove_token(std::string_view token, std::string_view client_nonce,
                                           Deadline deadline) {
-  const Result<std::string> server_nonce = read(kNonceNbytes, deadline);
+  const Result<std::string> server_nonce = read(net::kNonceNbytes, deadline);
   if (!server_nonce.ok()) {
     if (server_nonce.error().code() == ErrorCode::kPeerLost) return closed_in_handshake(token);
     return server_nonce.error();
   }
   WireWriter proof;
-  proof.opcode(Opcode::kAuthProof).raw(client_proof(token, client_nonce, server_nonce.value()));
+  proof.opcode(Opcode::kAuthProof)
+      .raw(net::client_proof(token, client_nonce, server_nonce.value()));
   MUSTER_TRY(send(proof.text(), deadline));
-  const Result<std::string> answer = read(kProofNbytes, deadline);
+  const Result<std::string> answer = read(net::kProofNbytes, deadline);
   if (!answer.ok() && answer.error().code() == ErrorCode::kPeerLost) {
     return make_error(ErrorCode::kFailedPrecondition,
                       "handshake: the token must be the server's; the server refused it");
   }
   if (!answer.ok()) return answer.error();
-  if (!equal_in_constant_time(answer.value(),
-                              server_proof(token, client_nonce, server_nonce.value()))) {
+  if (!net::equal_in_constant_time(answer.value(),
+                                   net::server_proof(token, client_nonce, server_nonce.value()))) {
     return make_error(ErrorCode::kFailedPrecondition,
                       "handshake: the server must know the token; its proof is wrong");
   }
@@ -93,12 +95,12 @@ Result<void> StoreConnection::prove_token(std::string_view token, std::string_vi
 }
 
 Result<void> StoreConnection::poll(short events, std::string_view what, Deadline deadline) const {
-  switch (MUSTER_TRY(poll_fd(fd_.get(), events, deadline, cancel_fd_))) {
-    case PollOutcome::kReady:
+  switch (MUSTER_TRY(net::poll_fd(fd_.get(), events, deadline, cancel_fd_))) {
+    case net::PollOutcome::kReady:
       return {};
-    case PollOutcome::kCancelled:
+    case net::PollOutcome::kCancelled:
       return make_error(ErrorCode::kAborted, "{}: cancelled", what);
-    case PollOutcome::kTimeout:
+    case net::PollOutcome::kTimeout:
       break;
   }
   return make_error(ErrorCode::kTimeout, "{}: the server did not answer in time", what);

@@ -10,7 +10,7 @@
 
 #include "core/base/result.h"
 #include "core/base/time.h"
-#include "dist/store/internal/sockets.h"
+#include "dist/net/sockets.h"
 
 namespace muster::internal {
 
@@ -19,7 +19,7 @@ class StoreConnection {
  public:
   /// Connects and shakes hands; with a token, both sides prove that they know it.
   /// @error kFailedPrecondition token refused, or no TCPStore behind the port: a retry is in vain
-  static Result<StoreConnection> open(const SocketAddress& address, std::string_view token,
+  static Result<StoreConnection> open(const net::SocketAddress& address, std::string_view token,
                                       Deadline deadline, int cancel_fd);
 
   /// True for the error of open() that says no more than that the server hung up.
@@ -37,7 +37,7 @@ class StoreConnection {
   [[nodiscard]] bool is_quiet() const;
 
  private:
-  StoreConnection(UniqueFd fd, int cancel_fd) : fd_(std::move(fd)), cancel_fd_(cancel_fd) {}
+  StoreConnection(net::UniqueFd fd, int cancel_fd) : fd_(std::move(fd)), cancel_fd_(cancel_fd) {}
 
   Result<void> shake_hands(std::string_view token, Deadline deadline);
   Result<void> prove_token(std::string_view token, std::string_view client_nonce,
@@ -47,7 +47,7 @@ class StoreConnection {
   Result<bool> receive();
   Result<uint64_t> read_integer(size_t nbytes, Deadline deadline);
 
-  UniqueFd fd_;
+  net::UniqueFd fd_;
   int cancel_fd_;
   std::string in_;  // received, not yet read; starts at in_at_
   size_t in_at_ = 0;

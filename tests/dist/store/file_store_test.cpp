@@ -12,8 +12,8 @@
 #include <memory>
 
 #include "core/base/file_system.h"
+#include "dist/net/sockets.h"
 #include "dist/store/internal/record_log.h"
-#include "dist/store/internal/sockets.h"
 #include "tests/dist/store/child_of_test.h"
 #include "tests/support/child_process.h"
 #include "tests/support/matchers.h"
@@ -39,7 +39,7 @@ class FileStoreTest : public ::testing::Test {
   }
   std::string content() { return read_text(real_file_system(), path_).value(); }
   void write(const std::string& bytes) {
-    const internal::UniqueFd fd(::open(path_.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600));
+    const net::UniqueFd fd(::open(path_.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600));
     ASSERT_EQ(::write(fd.get(), bytes.data(), bytes.size()), std::ssize(bytes));
   }
 
@@ -175,7 +175,7 @@ TEST_F(FileStoreTest, ARemovedFileEndsTheStore) {
 
 TEST_F(FileStoreTest, ALockThatIsNeverReleasedTimesOut) {
   const auto store = FileStore::open({.path = path_, .lock_limit = 30ms}).value();
-  const internal::UniqueFd other(::open(path_.c_str(), O_RDWR | O_CLOEXEC));
+  const net::UniqueFd other(::open(path_.c_str(), O_RDWR | O_CLOEXEC));
   struct flock lock {};
   lock.l_type = F_WRLCK;
   lock.l_whence = SEEK_SET;

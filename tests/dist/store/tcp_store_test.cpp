@@ -14,8 +14,8 @@
 #include <mutex>
 #include <thread>
 
-#include "dist/store/internal/sockets.h"
-#include "dist/store/internal/token.h"
+#include "dist/net/sockets.h"
+#include "dist/net/token.h"
 #include "dist/store/prefix_store.h"
 #include "dist/store/tcp_store_server.h"
 #include "tests/dist/store/child_of_test.h"
@@ -67,13 +67,12 @@ std::unique_ptr<TcpStoreServer> serve(std::string token = "", Reports* reports =
 class FakeServer {
  public:
   explicit FakeServer(std::function<void(int fd)> body)
-      : listener_(internal::listen_on("127.0.0.1", 0).value()),
-        stop_(internal::WakeUp::open().value()),
+      : listener_(net::listen_on("127.0.0.1", 0).value()),
+        stop_(net::WakeUp::open().value()),
         thread_([this, body = std::move(body)] {
-          while (
-              internal::poll_fd(listener_.get(), POLLIN, Deadline::never(), stop_.fd()).value() ==
-              internal::PollOutcome::kReady) {
-            const internal::UniqueFd fd(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
+          while (net::poll_fd(listener_.get(), POLLIN, Deadline::never(), stop_.fd()).value() ==
+                 net::PollOutcome::kReady) {
+            const net::UniqueFd fd(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
             ++num_accepted_;
             if (fd) body(fd.get());
           }
@@ -83,14 +82,14 @@ class FakeServer {
     thread_.join();
   }
   [[nodiscard]] int port() const {
-    return internal::port_of(internal::local_address(listener_.get()).value());
+    return net::port_of(net::local_address(listener_.get()).value());
   }
   [[nodiscard]] int num_accepted() const { return num_accepted_; }
   [[nodiscard]] int stop_fd() const { return stop_.fd(); }
 
  private:
-  internal::UniqueFd listener_;
-  internal::WakeUp stop_;
+  net::UniqueFd listener_;
+  net::WakeUp stop_;
   std::atomic<int> num_accepted_{0};
   std::thread thread_;
 };
@@ -110,12 +109,12 @@ void send_all(int fd, std::string_view bytes) {
 
 TEST(TcpStore, OpenOnAClosedPortFailsAtTheDeadlineAndSaysRefused) {
   // Bound but not listening: nobody else can take the port meanwhile.
-  const internal::UniqueFd bound(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  const net::UniqueFd bound(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
   sockaddr_in address{};
   address.sin_family = AF_INET;
   address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
   ASSERT_EQ(::bind(bound.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)), 0);
-  const int port = internal::port_of(internal::local_address(bound.get()).value());
+  const int port = net::port_of(net::local_address(bound.get()).value());
   const TimePoint start = real_clock().now();
   EXPECT_THAT(TcpStore::open({.port = port}, Deadline::after(200ms)),
               FailsWith(ErrorCode::kTimeout,
@@ -126,12 +125,12 @@ TEST(TcpStore, OpenOnAClosedPortFailsAtTheDeadlineAndSaysRefused) {
 }
 
 TEST(TcpStore, OpenWaitsForAServerThatStartsLateOnAnAdoptedSocket) {
-  internal::UniqueFd bound(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  net::UniqueFd bound(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
   sockaddr_in address{};
   address.sin_family = AF_INET;
   address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
   ASSERT_EQ(::bind(bound.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)), 0);
-  const int port = internal::port_of(internal::local_address(bound.get()).value());
+  const int port = net::port_of(net::local_address(bound.get()).value());
   std::thread client([port] {
     const auto store = TcpStore::open({.host = "localhost", .port = port}, soon());
     ASSERT_OK(store);
@@ -168,7 +167,7 @@ TEST(TcpStore, OpenOnAServerThatAlwaysHangsUpGivesUpSoon) {
 TEST(TcpStore, OpenOnASilentServerFailsAtTheDeadline) {
   FakeServer silent([&silent](int fd) {
     // Holds the connection until the peer gives up or the test ends.
-    EXPECT_OK(internal::poll_fd(fd, POLLRDHUP, Deadline::never(), silent.stop_fd()));
+    EXPECT_OK(net::poll_fd(fd, POLLRDHUP, Deadline::never(), silent.stop_fd()));
   });
   EXPECT_THAT(TcpStore::open({.port = silent.port()}, Deadline::after(100ms)),
               FailsWith(ErrorCode::kTimeout, HasSubstr("did not answer")));
@@ -252,30 +251,29 @@ TEST(TcpStoreToken, AClientWithoutATokenIsRefusedBeforeAnyRequest) {
 
 TEST(TcpStoreToken, AProofThatWasOverheardOpensNothing) {
   const auto server = serve("secret");
-  const std::string client_nonce(internal::kNonceNbytes, 'c');
+  const std::string client_nonce(net::kNonceNbytes, 'c');
   const std::string hello = from_hex("00cef7853c80") + client_nonce;
   RawClient first(server->port());
   ASSERT_TRUE(first.send(hello));
-  const std::string first_nonce = first.read(internal::kNonceNbytes);
-  const std::string proof = internal::client_proof("secret", client_nonce, first_nonce);
+  const std::string first_nonce = first.read(net::kNonceNbytes);
+  const std::string proof = net::client_proof("secret", client_nonce, first_nonce);
   ASSERT_TRUE(first.send(from_hex("81") + proof));
-  EXPECT_EQ(first.read(internal::kProofNbytes),
-            internal::server_proof("secret", client_nonce, first_nonce));
+  EXPECT_EQ(first.read(net::kProofNbytes), net::server_proof("secret", client_nonce, first_nonce));
   EXPECT_TRUE(first.ping());
 
   RawClient replay(server->port());
   ASSERT_TRUE(replay.send(hello));
-  EXPECT_NE(replay.read(internal::kNonceNbytes), first_nonce);
+  EXPECT_NE(replay.read(net::kNonceNbytes), first_nonce);
   ASSERT_TRUE(replay.send(from_hex("81") + proof));
   EXPECT_TRUE(replay.ends());
 }
 
 TEST(TcpStoreToken, AServerThatDoesNotKnowTheTokenIsNotTrusted) {
   FakeServer impostor([](int fd) {
-    read_exactly(fd, 5 + 1 + internal::kNonceNbytes);
-    send_all(fd, std::string(internal::kNonceNbytes, 's'));
-    read_exactly(fd, 1 + internal::kProofNbytes);
-    send_all(fd, std::string(internal::kProofNbytes, 'p') + from_hex("00000000"));
+    read_exactly(fd, 5 + 1 + net::kNonceNbytes);
+    send_all(fd, std::string(net::kNonceNbytes, 's'));
+    read_exactly(fd, 1 + net::kProofNbytes);
+    send_all(fd, std::string(net::kProofNbytes, 'p') + from_hex("00000000"));
   });
   EXPECT_THAT(TcpStore::open({.port = impostor.port(), .token = "secret"}, soon()),
               FailsWith(ErrorCode::kFailedPrecondition, HasSubstr("its proof is wrong")));

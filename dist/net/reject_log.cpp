@@ -1,10 +1,10 @@
-#include "dist/store/internal/reject_log.h"
+#include "dist/net/reject_log.h"
 
 #include <fmt/format.h>
 
 #include "core/base/log.h"
 
-namespace muster::internal {
+namespace muster::net {
 namespace {
 constexpr Duration kInterval = 1min;
 constexpr size_t kMaxSeen = 1024;
@@ -12,18 +12,18 @@ constexpr size_t kMaxSeen = 1024;
 void log_warning(const std::string& text) { MUSTER_LOG(kWarn, "{}", text); }
 }  // namespace
 
-RejectLog::RejectLog(std::function<void(const std::string&)> report)
-    : report_(report ? std::move(report) : log_warning) {}
+RejectLog::RejectLog(std::string subject, std::function<void(const std::string&)> report)
+    : subject_(std::move(subject)), report_(report ? std::move(report) : log_warning) {}
 
-void RejectLog::add(const std::string& peer, const std::string& peer_address,
-                    const Rejection& rejection, TimePoint now) {
-  const auto key = std::make_pair(peer_address, rejection.kind);
+void RejectLog::add(const std::string& peer, const std::string& peer_address, int kind,
+                    const std::string& reason, TimePoint now) {
+  const auto key = std::make_pair(peer_address, kind);
   const auto found = seen_.find(key);
   if (found != seen_.end() && now - found->second.reported_at < kInterval) {
     ++found->second.num_suppressed;
     return;
   }
-  std::string text = fmt::format("tcp store: refused {}: {}", peer, rejection.reason);
+  std::string text = fmt::format("{}: refused {}: {}", subject_, peer, reason);
   if (found != seen_.end() && found->second.num_suppressed > 0) {
     text += fmt::format(" (and {} like it before)", found->second.num_suppressed);
   }
@@ -36,4 +36,4 @@ void RejectLog::add(const std::string& peer, const std::string& peer_address,
   report_(text);
 }
 
-}  // namespace muster::internal
+}  // namespace muster::net

@@ -9,7 +9,7 @@
 #include "core/base/result.h"
 #include "core/base/time.h"
 
-namespace muster::internal {
+namespace muster::net {
 
 /// Owns one file descriptor.
 class UniqueFd {
@@ -72,4 +72,4 @@ enum class PollOutcome { kReady, kTimeout, kCancelled };
 /// Waits for `events` on `fd` (-1: none). @error kIo
 Result<PollOutcome> poll_fd(int fd, short events, Deadline deadline, int cancel_fd);
 
-}  // namespace muster::internal
+}  // namespace muster::net

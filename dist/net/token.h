@@ -8,7 +8,7 @@
 #include <string>
 #include <string_view>
 
-namespace muster::internal {
+namespace muster::net {
 
 inline constexpr size_t kNonceNbytes = 32;
 inline constexpr size_t kProofNbytes = 32;
@@ -25,4 +25,4 @@ std::string server_proof(std::string_view token, std::string_view client_nonce,
 /// Equality in a time that does not depend on the bytes.
 bool equal_in_constant_time(std::string_view a, std::string_view b) noexcept;
 
-}  // namespace muster::internal
+}  // namespace muster::net

@@ -1,4 +1,4 @@
-#include "dist/store/internal/token.h"
+#include "dist/net/token.h"
 
 #include <openssl/crypto.h>
 #include <openssl/evp.h>
@@ -7,7 +7,7 @@
 
 #include "core/base/error.h"
 
-namespace muster::internal {
+namespace muster::net {
 namespace {
 std::string prove(std::string_view label, std::string_view token, std::string_view client_nonce,
                   std::string_view server_nonce) {
@@ -47,4 +47,4 @@ bool equal_in_constant_time(std::string_view a, std::string_view b) noexcept {
   return a.size() == b.size() && CRYPTO_memcmp(a.data(), b.data(), a.size()) == 0;
 }
 
-}  // namespace muster::internal
+}  // namespace muster::net

@@ -1,4 +1,4 @@
-#include "dist/store/internal/sockets.h"
+#include "dist/net/sockets.h"
 
 #include <arpa/inet.h>
 #include <fmt/format.h>
@@ -18,7 +18,7 @@
 #include <thread>
 #include <utility>
 
-namespace muster::internal {
+namespace muster::net {
 namespace {
 constexpr int kListenBacklog = 4096;
 
@@ -222,4 +222,4 @@ Result<UniqueFd> connect_to(const SocketAddress& address, Deadline deadline, int
   return fd;
 }
 
-}  // namespace muster::internal
+}  // namespace muster::net
