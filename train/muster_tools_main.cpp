@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "train/ckpt_command.h"
+#include "train/schedule_command.h"
 
 namespace {
 using Arguments = std::span<const std::string>;
@@ -17,6 +18,7 @@ struct Verb {
 
 constexpr Verb kVerbs[] = {
     {"ckpt", "list, verify, digest and compare checkpoints", muster::run_ckpt_command},
+    {"schedule", "draw, prove and compare pipeline schedules", muster::run_schedule_command},
 };
 
 constexpr int kUsage = 64;
