@@ -1,6 +1,7 @@
 #include "core/autograd/engine.h"
 
 #include <algorithm>
+#include <atomic>
 #include <queue>
 #include <unordered_map>
 
@@ -54,8 +55,14 @@ class Pass {
   }
 
   void add_callback(std::function<void()> callback) { callbacks_.push_back(std::move(callback)); }
+  [[nodiscard]] uint64_t id() const noexcept { return id_; }
 
  private:
+  static uint64_t next_id() noexcept {
+    static std::atomic<uint64_t> last{0};
+    return last.fetch_add(1, std::memory_order_relaxed) + 1;
+  }
+
   void count_dependencies(std::span<const Edge> roots) {
     std::vector<Node*> stack;
     for (const Edge& root : roots) {
@@ -176,6 +183,7 @@ class Pass {
     }
   }
 
+  const uint64_t id_ = next_id();
   EngineOptions options_;
   bool restricted_;
   std::vector<Tensor> captured_;
@@ -193,12 +201,18 @@ std::vector<Tensor> run_engine(std::span<const Edge> roots, GradList root_grads,
                                std::span<const Edge> captures, EngineOptions options) {
   Pass pass(roots, captures, options);
   const GradModeGuard mode(options.create_graph);
+  // Gradients have the dtypes of the forward pass already; casting again would change them.
+  const ExcludeKeysGuard outside_autocast(DispatchKey::kAutocast);
   struct Current {
     Pass* previous;
     explicit Current(Pass* now) : previous(std::exchange(current_pass, now)) {}
     ~Current() { current_pass = previous; }
   } current(&pass);
   return pass.run(roots, std::move(root_grads));
+}
+
+uint64_t current_backward_pass() noexcept {
+  return current_pass != nullptr ? current_pass->id() : 0;
 }
 
 bool add_engine_callback(std::function<void()> callback) {

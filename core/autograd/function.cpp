@@ -113,10 +113,11 @@ std::vector<Tensor> apply_function_impl(std::string name, std::vector<Tensor> in
   for (const Tensor& tensor : context.to_save_) {
     const auto at = std::find_if(outputs.begin(), outputs.end(),
                                  [&](const Tensor& output) { return output.is_same(tensor); });
-    context.saved_.push_back(
-        at == outputs.end()
-            ? SavedTensor::input(tensor, "saved")
-            : SavedTensor::output(tensor, static_cast<uint32_t>(at - outputs.begin()), "saved"));
+    context.saved_.push_back(at == outputs.end()
+                                 ? SavedTensor::input(tensor, "saved", *node)
+                                 : SavedTensor::output(tensor,
+                                                       static_cast<uint32_t>(at - outputs.begin()),
+                                                       "saved", *node));
   }
   context.to_save_.clear();
   context.dirty_.clear();

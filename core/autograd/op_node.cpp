@@ -17,20 +17,20 @@ void OpNode::add_slot(const Tensor& tensor) {
 void OpNode::save_input(const Value& value, const char* name, bool written_by_call) {
   if (value.is_tensor_list()) {
     for (const Tensor& tensor : value.tensors())
-      saved_.emplace_back(SavedTensor::input(tensor, name));
+      saved_.emplace_back(SavedTensor::input(tensor, name, *this));
     return;
   }
   if (!value.is_tensor()) {
-    saved_.emplace_back(SavedTensor::input({}, name));
+    saved_.emplace_back(SavedTensor::input({}, name, *this));
     return;
   }
   if (!written_by_call) {
-    saved_.emplace_back(SavedTensor::input(value.tensor(), name));
+    saved_.emplace_back(SavedTensor::input(value.tensor(), name, *this));
     return;
   }
   // The call overwrites this value: keep a copy of what was there, with the same history.
   static const Op& clone = op_table().find("clone");
-  saved_.emplace_back(SavedTensor::input(call_one(clone, value.tensor()), name));
+  saved_.emplace_back(SavedTensor::input(call_one(clone, value.tensor()), name, *this));
 }
 
 Ref<OpNode> OpNode::make(const Op& op, Args args) {
@@ -53,26 +53,36 @@ Ref<OpNode> OpNode::make(const Op& op, Args args) {
     }
     if (i >= node->first_value_) node->values_.emplace_back(args[i]);
   }
-  for (const std::string& name : op.facts().saves) {
-    const std::optional<size_t> at = schema.index_of(name);
-    if (!at) continue;  // a return: saved by record_outputs
-    const bool written = op.writes_self() && args[*at].is_tensor() &&
-                         args[*at].tensor().storage() == args[0].tensor().storage();
-    node->save_input(args[*at], name.c_str(), written);
+  for (const SavedValue& saved : op.facts().saves) {
+    const size_t at = saved.argument;
+    if (at == SavedValue::kNoIndex || !node->is_read(saved)) continue;  // a return: saved later
+    const bool written = op.writes_self() && args[at].is_tensor() &&
+                         args[at].tensor().storage() == args[0].tensor().storage();
+    node->save_input(args[at], saved.name.c_str(), written);
   }
   return node;
 }
 
 void OpNode::record_outputs(std::span<Tensor> outs) {
   for (const Tensor& out : outs) add_output({DimVector(out.sizes()), out.dtype()});
-  const Schema& schema = op_.schema();
-  for (const std::string& name : op_.facts().saves) {
-    for (size_t i = 0; i < schema.returns.size(); ++i) {
-      if (schema.returns[i].name == name) {
-        saved_.emplace_back(SavedTensor::output(outs[i], static_cast<uint32_t>(i), name.c_str()));
-      }
-    }
+  for (const SavedValue& saved : op_.facts().saves) {
+    const size_t at = saved.result;
+    if (at == SavedValue::kNoIndex || !is_read(saved)) continue;
+    saved_.emplace_back(
+        SavedTensor::output(outs[at], static_cast<uint32_t>(at), saved.name.c_str(), *this));
   }
+}
+
+// A value that only the gradient of an argument without one would read need not be kept.
+bool OpNode::is_read(const SavedValue& saved) const {
+  if (saved.readers.empty()) return true;
+  return std::any_of(saved.readers.begin(), saved.readers.end(), [this](size_t argument) {
+    const Slots slots = slots_[argument];
+    for (uint32_t i = 0; i < slots.count; ++i) {
+      if (next_edges()[slots.first + i].is_valid()) return true;
+    }
+    return false;
+  });
 }
 
 GradList OpNode::apply(GradList&& grads, bool create_graph) {
@@ -84,10 +94,13 @@ GradList OpNode::apply(GradList&& grads, bool create_graph) {
                "values were freed by the "
                "first pass\n  fix: pass retain_graph = true to the first backward",
                op_.name());
+  std::vector<std::pair<const SavedTensor*, Tensor>> unpacked;
   grads_ = &grads;
+  unpacked_ = &unpacked;
   create_graph_ = create_graph;
   GradList result = op_.facts().derivative(*this);
   grads_ = nullptr;
+  unpacked_ = nullptr;
   MUSTER_ASSERT(result.size() == specs_.size(),
                 "derivative of {} returned {} gradients for {} inputs", op_.name(), result.size(),
                 specs_.size());
@@ -110,10 +123,19 @@ size_t OpNode::index_of(std::string_view name) const {
 
 Tensor OpNode::saved(std::string_view name) const {
   for (const SavedTensor& saved : saved_) {
-    if (saved.name() == name) return saved.unpack(const_cast<OpNode&>(*this));
+    if (saved.name() != name) continue;
+    return saved.has_hooks() ? unpack_once(saved) : saved.unpack(const_cast<OpNode&>(*this));
   }
   throw_error(ErrorCode::kInternal, "derivative of {} asks for \"{}\", which it does not save",
               op_.name(), name);
+}
+
+// A derivative may ask twice; a hook runs once.
+Tensor OpNode::unpack_once(const SavedTensor& saved) const {
+  for (const auto& [known, value] : *unpacked_) {
+    if (known == &saved) return value;
+  }
+  return unpacked_->emplace_back(&saved, saved.unpack(const_cast<OpNode&>(*this))).second;
 }
 
 Value OpNode::arg(std::string_view name) const {

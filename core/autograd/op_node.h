@@ -37,6 +37,8 @@ class OpNode final : public Node, public BackwardContext {
   [[nodiscard]] size_t index_of(std::string_view name) const;
   void add_slot(const Tensor& tensor);
   void save_input(const Value& value, const char* name, bool written_by_call);
+  [[nodiscard]] bool is_read(const SavedValue& saved) const;
+  [[nodiscard]] Tensor unpack_once(const SavedTensor& saved) const;
 
   const Op& op_;
   InlinedVector<Slots, 3> slots_;        // per schema argument
@@ -46,7 +48,9 @@ class OpNode final : public Node, public BackwardContext {
   size_t first_value_ = 0;  // schema index of values_[0]
   bool released_ = false;
   bool create_graph_ = false;
-  GradList* grads_ = nullptr;  // during apply only
+  // During apply only: the incoming gradients, and what unpack hooks gave so far.
+  GradList* grads_ = nullptr;
+  std::vector<std::pair<const SavedTensor*, Tensor>>* unpacked_ = nullptr;
 };
 
 }  // namespace muster

@@ -5,13 +5,24 @@
 /// with ThreadModes::capture() and apply it with ModeGuard.
 
 #include "core/tensor/device.h"
+#include "core/tensor/dtype.h"
 #include "core/tensor/keys.h"
 
 namespace muster {
 
+/// Autocast of one device type; see core/dispatch/autocast.h.
+struct AutocastSetting {
+  bool enabled = false;
+  DType dtype = DType::kBF16;
+  bool operator==(const AutocastSetting&) const = default;
+};
+
 struct ThreadModes {
   bool grad = true;
   bool inference = false;
+  bool autocast_cache = true;  ///< casts of weights are kept until the outermost region ends
+  AutocastSetting autocast_cpu;
+  AutocastSetting autocast_cuda{false, DType::kF16};
   Device default_device = kCpuDevice;
   DispatchKeySet included;
   DispatchKeySet excluded;

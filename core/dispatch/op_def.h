@@ -45,7 +45,14 @@ using CompositeFn = void (*)(const OpArgs& args, std::span<Tensor> outs);
 /// Number of outputs of an operator that returns a list.
 using CountFn = size_t (*)(const OpArgs& args);
 
-enum class AutocastClass : uint8_t { kNone, kLowPrecision, kFloat32, kPromote };
+/// What autocast does with the floating arguments of an operator (f64 is always left alone).
+enum class AutocastClass : uint8_t {
+  kNone,          ///< nothing; a composite's parts are cast by their own classes
+  kOutside,       ///< nothing, nor with what a composite is made of
+  kLowPrecision,  ///< casts them to the region's low-precision type
+  kFloat32,       ///< casts low-precision ones to f32
+  kPromote,       ///< casts all to the widest among them
+};
 enum class FusionClass : uint8_t { kOpaque, kPointwise, kRowReduction, kView };
 
 /// Comparison bounds of the conformance tests, relative.
@@ -55,7 +62,18 @@ struct Tolerance {
   double bf16 = 1.6e-2;
 };
 
+/// Values that a derivative reads: names of arguments and returns. "mat2 for self" is read only
+/// for the gradient of `self` ("for self, other": of either) and is saved only when that is wanted.
 using Saves = std::vector<std::string>;
+
+/// One entry of Saves, resolved against the schema.
+struct SavedValue {
+  static constexpr size_t kNoIndex = static_cast<size_t>(-1);
+  std::string name;
+  size_t argument = kNoIndex;   ///< its position among the arguments
+  size_t result = kNoIndex;     ///< or, when it is no argument, among the returns
+  std::vector<size_t> readers;  ///< arguments whose gradient reads it; empty: any
+};
 
 class OpDef {
  public:
@@ -74,12 +92,15 @@ class OpDef {
   /// An operator that only exists in place (`copy_`, `zero_`): it writes the first argument.
   OpDef& only_in_place();
   /// `saves` names the arguments and returns whose values the derivative reads.
+  /// @error kInternal "for" names something that is no argument
   OpDef& derivative(DerivativeFn fn, Saves saves = {});
   OpDef& not_differentiable(std::string why);
   /// One-axis sharding rules, e.g. "S(b), R -> S(b)". All-replicated is implied.
   OpDef& shard(std::vector<std::string> rules);
   OpDef& replicate_only(std::string why);
+  /// The class on every device, or one for the CPU and another for CUDA (torch's lists differ).
   OpDef& autocast(AutocastClass value);
+  OpDef& autocast(AutocastClass cpu, AutocastClass cuda);
   OpDef& fusion(FusionClass value);
   /// Sample calls for the conformance tests, e.g. "f(2,3), f(3), 0.5": see docs/architecture.md.
   OpDef& samples(std::vector<std::string> texts);
@@ -101,10 +122,11 @@ class OpDef {
     bool is_random = false;
     DerivativeFn derivative = nullptr;
     std::string no_derivative_because;
-    Saves saves;
+    std::vector<SavedValue> saves;
     std::vector<std::string> shard_rules;
     std::string replicate_only_because;
-    AutocastClass autocast = AutocastClass::kNone;
+    AutocastClass autocast = AutocastClass::kNone;       ///< on the CPU
+    AutocastClass autocast_cuda = AutocastClass::kNone;  ///< on CUDA devices
     FusionClass fusion = FusionClass::kOpaque;
     std::vector<std::string> samples;
     Tolerance tolerance;

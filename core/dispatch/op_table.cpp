@@ -102,11 +102,27 @@ void Op::call(Args args, std::span<Tensor> outs) const {
   MUSTER_ASSERT(args.size() == facts.schema.arguments.size(),
                 "{}: {} arguments are passed for the schema's {}", name_, args.size(),
                 facts.schema.arguments.size());
-  if (facts.composite != nullptr) return facts.composite(OpArgs(args, facts.schema), outs);
+  if (facts.composite != nullptr) return call_composite(args, outs);
   run(active_keys(args), args, outs);
 }
 
+// A composite runs above dispatch; only autocast may first want its arguments in another dtype.
+void Op::call_composite(Args args, std::span<Tensor> outs) const {
+  const OpDef::Facts& facts = def_->facts();
+  const ThreadModes& modes = thread_modes();
+  const bool casts =
+      facts.autocast != AutocastClass::kNone || facts.autocast_cuda != AutocastClass::kNone;
+  if (casts && (modes.included - modes.excluded).has(DispatchKey::kAutocast)) {
+    const KeyHandler handler =
+        key_handlers[static_cast<size_t>(DispatchKey::kAutocast)].load(std::memory_order_acquire);
+    if (handler != nullptr) return handler(*this, args, outs);
+  }
+  facts.composite(OpArgs(args, facts.schema), outs);
+}
+
 void Op::redispatch(DispatchKeySet mask, Args args, std::span<Tensor> outs) const {
+  const OpDef::Facts& facts = def_->facts();
+  if (facts.composite != nullptr) return facts.composite(OpArgs(args, facts.schema), outs);
   run(active_keys(args) & mask, args, outs);
 }
 

@@ -41,6 +41,7 @@ class Op {
   [[nodiscard]] std::vector<TensorSpec> infer(Args args) const;
 
  private:
+  void call_composite(Args args, std::span<Tensor> outs) const;
   void run(DispatchKeySet keys, Args args, std::span<Tensor> outs) const;
   void run_backend(DispatchKey key, Args args, std::span<Tensor> outs) const;
   void run_view(Args args, std::span<Tensor> outs) const;

@@ -239,12 +239,12 @@ MUSTER_DEFINE_OPS(binary) {
             return {if_needed(c, "self", [&] { return mul(c.grad(), SavedOperand(c, "other")); }),
                     if_needed(c, "other", [&] { return mul(c.grad(), SavedOperand(c, "self")); })};
           },
-          {"self", "other"})
+          {"self for other", "other for self"})
           .shard({"S(b), S(b) -> S(b)", "P, R -> P", "R, P -> P"})
           .in_place());
   table.add(binary_op<kDiv, Typing::kFloat>(
                 "div(Tensor self, Tensor other, *, str? rounding_mode=None) -> Tensor",
-                div_derivative, {"self", "other"})
+                div_derivative, {"self for other", "other"})
                 .infer(div_infer)
                 .kernel(DeviceType::kCpu, div_kernel)
                 .samples({"f(2,3), f(2,3), None", "f(2,3), f(3), None", "f(2,3), 2.5, \"floor\""})

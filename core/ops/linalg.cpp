@@ -201,7 +201,7 @@ MUSTER_DEFINE_OPS(linalg) {
   table.add(OpDef("mm(Tensor self, Tensor mat2) -> Tensor")
                 .infer(mm_infer)
                 .kernel(DeviceType::kCpu, mm_kernel)
-                .derivative(mm_derivative, {"self", "mat2"})
+                .derivative(mm_derivative, {"self for mat2", "mat2 for self"})
                 .shard({"S(0), R -> S(0)", "R, S(1) -> S(1)", "S(1), S(0) -> P"})
                 .autocast(AutocastClass::kLowPrecision)
                 .samples({"f(2,3), f(3,4)", "f(2,3).t, f(2,4)", "f(2,0), f(0,4)"}));
@@ -209,7 +209,7 @@ MUSTER_DEFINE_OPS(linalg) {
       OpDef("bmm(Tensor self, Tensor mat2) -> Tensor")
           .infer(bmm_infer)
           .kernel(DeviceType::kCpu, bmm_kernel)
-          .derivative(bmm_derivative, {"self", "mat2"})
+          .derivative(bmm_derivative, {"self for mat2", "mat2 for self"})
           .shard({"S(0), S(0) -> S(0)", "S(1), R -> S(1)", "R, S(2) -> S(2)", "S(2), S(1) -> P"})
           .autocast(AutocastClass::kLowPrecision)
           .samples({"f(2,2,3), f(2,3,4)", "f(0,2,3), f(0,3,4)"}));
@@ -217,7 +217,7 @@ MUSTER_DEFINE_OPS(linalg) {
                   "alpha=1) -> Tensor")
                 .infer(addmm_infer)
                 .kernel(DeviceType::kCpu, added_kernel<cpu::gemm>)
-                .derivative(addmm_derivative, {"mat1", "mat2"})
+                .derivative(addmm_derivative, {"mat1 for mat2", "mat2 for mat1"})
                 .replicate_only("self broadcasts: dist/tensor takes mm and add instead")
                 .autocast(AutocastClass::kLowPrecision)
                 .samples({"f(4), f(2,3), f(3,4), 1, 1", "f(2,4), f(2,3), f(3,4), 0.5, 2.0"}));
@@ -225,15 +225,18 @@ MUSTER_DEFINE_OPS(linalg) {
                   "alpha=1) -> Tensor")
                 .infer(baddbmm_infer)
                 .kernel(DeviceType::kCpu, added_kernel<cpu::batched_gemm>)
-                .derivative(baddbmm_derivative, {"batch1", "batch2"})
+                .derivative(baddbmm_derivative, {"batch1 for batch2", "batch2 for batch1"})
                 .replicate_only("self broadcasts: dist/tensor takes bmm and add instead")
                 .autocast(AutocastClass::kLowPrecision)
                 .samples({"f(2,2,4), f(2,2,3), f(2,3,4), 0.5, 2.0"}));
-  table.add(composed("mv(Tensor self, Tensor vec) -> Tensor", mv_composite, {"f(2,3), f(3)"}));
-  table.add(composed("dot(Tensor self, Tensor tensor) -> Tensor", dot_composite, {"f(3), f(3)"}));
+  table.add(composed("mv(Tensor self, Tensor vec) -> Tensor", mv_composite, {"f(2,3), f(3)"})
+                .autocast(AutocastClass::kOutside));
+  table.add(composed("dot(Tensor self, Tensor tensor) -> Tensor", dot_composite, {"f(3), f(3)"})
+                .autocast(AutocastClass::kOutside));
   table.add(composed("outer(Tensor self, Tensor vec2) -> Tensor", outer_composite, {"f(3), f(2)"}));
   table.add(composed("matmul(Tensor self, Tensor other) -> Tensor", matmul_composite,
-                     {"f(3), f(3)", "f(2,3), f(3)", "f(2,2,3), f(3,4)", "f(2,1,2,3), f(2,3,4)"}));
+                     {"f(3), f(3)", "f(2,3), f(3)", "f(2,2,3), f(3,4)", "f(2,1,2,3), f(2,3,4)"})
+                .autocast(AutocastClass::kLowPrecision));
 }
 }  // namespace muster::ops
 

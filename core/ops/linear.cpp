@@ -104,7 +104,7 @@ MUSTER_DEFINE_OPS(linear) {
   table.add(OpDef("linear(Tensor input, Tensor weight, Tensor? bias=None) -> Tensor")
                 .infer(linear_infer)
                 .kernel(DeviceType::kCpu, linear_kernel)
-                .derivative(linear_derivative, {"input", "weight"})
+                .derivative(linear_derivative, {"input for weight", "weight for input"})
                 .shard({"S(b), R, R -> S(b) where b < ndim(input) - 1", "R, S(0), S(0) -> S(-1)",
                         "S(-1), S(1), P -> P"})
                 .autocast(AutocastClass::kLowPrecision)

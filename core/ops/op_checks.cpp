@@ -2,18 +2,11 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
-
 #include "core/ops/op_samples.h"
 #include "core/schema/placement.h"
 
 namespace muster::ops {
 namespace {
-bool has_name(const std::vector<Argument>& list, const std::string& name) {
-  return std::any_of(list.begin(), list.end(),
-                     [&](const Argument& argument) { return argument.name == name; });
-}
-
 void check_computation(const OpDef::Facts& facts, std::vector<std::string>& faults) {
   const bool infers = facts.infer_one != nullptr || facts.infer_many != nullptr;
   const int ways = (facts.view != nullptr) + (facts.composite != nullptr) + infers;
@@ -34,9 +27,9 @@ void check_derivative(const OpDef::Facts& facts, std::vector<std::string>& fault
   if (differentiable == !facts.no_derivative_because.empty()) {
     faults.push_back("either a derivative or the reason why there is none must be stated");
   }
-  for (const std::string& name : facts.saves) {
-    if (!has_name(facts.schema.arguments, name) && !has_name(facts.schema.returns, name)) {
-      faults.push_back(fmt::format("it saves \"{}\", which the schema does not name", name));
+  for (const SavedValue& saved : facts.saves) {
+    if (saved.argument == SavedValue::kNoIndex && saved.result == SavedValue::kNoIndex) {
+      faults.push_back(fmt::format("it saves \"{}\", which the schema does not name", saved.name));
     }
   }
 }

@@ -249,13 +249,13 @@ MUSTER_DEFINE_OPS(ternary) {
   table.add(ternary_op("addcmul(Tensor self, Tensor tensor1, Tensor tensor2, *, Scalar value=1) -> "
                        "Tensor",
                        addc_infer<Typing::kNoBool>, addc_kernel<TernaryKind::kAddcmul>,
-                       addcmul_derivative, {"tensor1", "tensor2"},
+                       addcmul_derivative, {"tensor1 for tensor2", "tensor2 for tensor1"},
                        {"f(2,3), f(2,3), f(2,3), 1", "f(2,3), f(3), f(2,1), 0.5"})
                 .in_place());
   table.add(ternary_op("addcdiv(Tensor self, Tensor tensor1, Tensor tensor2, *, Scalar value=1) -> "
                        "Tensor",
                        addcdiv_infer, addc_kernel<TernaryKind::kAddcdiv>, addcdiv_derivative,
-                       {"tensor1", "tensor2"},
+                       {"tensor1 for tensor2", "tensor2"},
                        {"f(2,3), f(2,3), p(2,3), 1", "f(2,3), f(3), p(2,1), 0.5"})
                 .in_place());
 }

@@ -22,6 +22,15 @@ Storage::Storage(int64_t nbytes, Device device) : nbytes_(nbytes), device_(devic
 
 Storage::~Storage() { release_memory(); }
 
+uint64_t Storage::id() const noexcept {
+  static std::atomic<uint64_t> last{0};
+  uint64_t id = id_.load(std::memory_order_relaxed);
+  if (id != 0) return id;
+  const uint64_t drawn = last.fetch_add(1, std::memory_order_relaxed) + 1;
+  // Of two threads that ask at once, the first decides; the other's number is lost.
+  return id_.compare_exchange_strong(id, drawn, std::memory_order_relaxed) ? drawn : id;
+}
+
 void Storage::release_memory() noexcept {
   if (allocator_ != nullptr && data_ != nullptr) allocator_->deallocate(data_, nbytes_);
   data_ = nullptr;

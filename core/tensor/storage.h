@@ -34,6 +34,9 @@ class Storage final : public RefCounted {
     return version_.load(std::memory_order_relaxed);
   }
   void bump_version() noexcept { version_.fetch_add(1, std::memory_order_relaxed); }
+  /// A number that no other storage of the process has or will have; drawn at the first call. Tells
+  /// whether two moments saw one storage without keeping it alive. @thread any
+  [[nodiscard]] uint64_t id() const noexcept;
 
   /// Drops the memory but keeps the identity: aliases stay valid as metadata. No version bump.
   void release_memory() noexcept;
@@ -47,6 +50,7 @@ class Storage final : public RefCounted {
   int64_t nbytes_ = 0;
   Allocator* allocator_ = nullptr;  // null for foreign and meta memory
   std::atomic<uint32_t> version_{0};
+  mutable std::atomic<uint64_t> id_{0};  // 0: not drawn yet
   Device device_;
   std::function<void()> release_;
 };
