@@ -37,5 +37,7 @@ Tensor threshold(const Tensor& self, Scalar threshold, Scalar value);
 Tensor glu(const Tensor& self, int64_t dim = -1);
 /// Slope `weight` for negative elements: one number, or one per channel (dim 1).
 Tensor prelu(const Tensor& self, const Tensor& weight);
+/// silu(gate) * up: the gate of the SwiGLU feed-forward layer. @source arXiv:2002.05202
+Tensor swiglu(const Tensor& gate, const Tensor& up);
 
 }  // namespace muster

@@ -51,6 +51,12 @@ inline Tensor index_put_(const Tensor& self, std::initializer_list<Tensor> indic
                     accumulate);
 }
 
+/// Each element `repeats` times, one after the other, along `dim`; without a dim of the flattened
+/// tensor. A tensor of repeats holds one count per index of the dim, or one for all.
+/// @error kInvalidArgument negative repeats, or their number does not fit
+Tensor repeat_interleave(const Tensor& self, const Operand& repeats,
+                         std::optional<int64_t> dim = {});
+
 /// Elements where `mask`, in row-major order.
 Tensor masked_select(const Tensor& self, const Tensor& mask);
 /// Coordinates of the elements that are not 0. @shape i64 [count, ndim]

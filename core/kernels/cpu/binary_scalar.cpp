@@ -146,6 +146,7 @@ T floating(T a, T b, const Numbers<T>& p) {
   if constexpr (kind == K::kLerp) {
     return std::abs(p.a) < T(0.5) ? a + p.a * (b - a) : b - (b - a) * (T(1) - p.a);
   }
+  if constexpr (kind == K::kSwiglu) return a / (T(1) + std::exp(-a)) * b;
   return a;
 }
 

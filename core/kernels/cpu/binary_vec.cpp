@@ -44,6 +44,7 @@ MUSTER_BINARY(LessEqual, one_if(hn::Le(a, b)));
 MUSTER_BINARY(Greater, one_if(hn::Gt(a, b)));
 MUSTER_BINARY(GreaterEqual, one_if(hn::Ge(a, b)));
 MUSTER_BINARY(Lerp, lerp(a, b, K(p.a)));
+MUSTER_BINARY(Swiglu, a / (K(1.0f) + vexp(hn::Neg(a))) * b);
 // a is the gradient, b the saved tensor.
 MUSTER_BINARY(ThresholdBackward, hn::IfThenZeroElse(hn::Le(b, K(p.a)), a));
 MUSTER_BINARY(ReluBackward, hn::IfThenZeroElse(hn::Le(b, hn::Zero(F32())), a));
@@ -139,6 +140,11 @@ struct LerpTensor {
   HWY_INLINE VF operator()(VF a, VF b, VF c) const { return lerp(a, b, c); }
 };
 
+struct SwigluBackward {
+  const Numbers<float> p;
+  HWY_INLINE VF operator()(VF g, VF x, VF up) const { return SiluBackward{p}(g * up, x); }
+};
+
 template <class Op>
 void Loop3(void* out, const void* const* in, int64_t count, const PointwiseParams& params) {
   const F32 d;
@@ -177,6 +183,7 @@ void FillBinary(PointwiseTables& tables) {
   set(Kind::kGt, &Loop<Greater>);
   set(Kind::kGe, &Loop<GreaterEqual>);
   set(Kind::kLerp, &Loop<Lerp>);
+  set(Kind::kSwiglu, &Loop<Swiglu>);
   set(Kind::kThresholdBackward, &Loop<ThresholdBackward>);
   set(Kind::kReluBackward, &Loop<ReluBackward>);
   set(Kind::kClampBackward, &Loop<ClampBackward>);
@@ -197,6 +204,7 @@ void FillBinary(PointwiseTables& tables) {
   ternary[static_cast<int>(TernaryKind::kAddcmul)] = &Loop3<Addcmul>;
   ternary[static_cast<int>(TernaryKind::kAddcdiv)] = &Loop3<Addcdiv>;
   ternary[static_cast<int>(TernaryKind::kLerp)] = &Loop3<LerpTensor>;
+  ternary[static_cast<int>(TernaryKind::kSwigluBackward)] = &Loop3<SwigluBackward>;
 }
 
 }  // namespace muster::kernels::cpu::HWY_NAMESPACE

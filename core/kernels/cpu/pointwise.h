@@ -130,6 +130,7 @@ enum class BinaryKind : uint8_t {
   kXlogy,
   kNextafter,
   kLerp,              ///< [weight]
+  kSwiglu,            ///< silu(a) * b
   kReluBackward,      ///< x <= 0 ? 0 : g
   kHardtanhBackward,  ///< [lower, upper] lower < x < upper ? g : 0
   kGeluBackward,
@@ -150,11 +151,12 @@ enum class BinaryKind : uint8_t {
 
 /// f(a, b, c).
 enum class TernaryKind : uint8_t {
-  kWhere,    ///< a != 0 ? b : c; a is usually bool
-  kClamp,    ///< a between b and c; nan in any gives nan
-  kAddcmul,  ///< [value] a + value * b * c
-  kAddcdiv,  ///< [value] a + value * b / c; floating only
-  kLerp,     ///< a + c * (b - a); floating only
+  kWhere,           ///< a != 0 ? b : c; a is usually bool
+  kClamp,           ///< a between b and c; nan in any gives nan
+  kAddcmul,         ///< [value] a + value * b * c
+  kAddcdiv,         ///< [value] a + value * b / c; floating only
+  kLerp,            ///< a + c * (b - a); floating only
+  kSwigluBackward,  ///< a * c * silu'(b): gradient of the gate b; floating only
   kCount
 };
 

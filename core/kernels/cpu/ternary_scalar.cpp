@@ -20,6 +20,10 @@ T formula(T a, T b, T c, const Numbers<T>& p) {
   if constexpr (kind == K::kLerp) {
     return std::abs(c) < T(0.5) ? a + c * (b - a) : b - (b - a) * (T(1) - c);
   }
+  if constexpr (kind == K::kSwigluBackward) {
+    const T s = T(1) / (T(1) + std::exp(-b));
+    return a * c * s * (T(1) + b * (T(1) - s));
+  }
 }
 
 template <TernaryKind kind, typename T>
@@ -42,6 +46,7 @@ void fill_type(PointwiseTables& tables) {
   if constexpr (std::is_floating_point_v<T>) {
     row[static_cast<int>(K::kAddcdiv)] = &loop<K::kAddcdiv, T>;
     row[static_cast<int>(K::kLerp)] = &loop<K::kLerp, T>;
+    row[static_cast<int>(K::kSwigluBackward)] = &loop<K::kSwigluBackward, T>;
   }
 }
 }  // namespace
