@@ -24,31 +24,36 @@ LinearOptions residual_projection(const GptConfig& config, int64_t in, int64_t o
 
 CausalSelfAttention::CausalSelfAttention(const GptConfig& config)
     : Module("CausalSelfAttention"),
-      heads_(config.heads),
+      head_dim_(config.dim / std::max<int64_t>(config.heads, 1)),
       dropout_(config.dropout),
       c_attn_(add_module<Linear>("c_attn", projection(config, config.dim, 3 * config.dim))),
       c_proj_(add_module<Linear>("c_proj", residual_projection(config, config.dim, config.dim))),
       resid_dropout_(add_module<Dropout>("resid_dropout", config.dropout)) {}
 
 Tensor CausalSelfAttention::compute(const Tensor& input) {
-  const int64_t batch = input.size(0), length = input.size(1), dim = input.size(2);
+  // Sizes come from the projection: under a plan it gives other positions and fewer heads.
+  const Tensor projected = c_attn_(input);
+  const int64_t batch = projected.size(0), length = projected.size(1);
+  const int64_t width = projected.size(2) / 3;
   // [B, T, 3, H, D]: queries, keys and values are strided views, read in place.
-  const Tensor packed =
-      view(c_attn_(input), {batch, length, 3, heads_, dim / std::max<int64_t>(heads_, 1)});
+  const Tensor packed = view(projected, {batch, length, 3, width / head_dim_, head_dim_});
   const std::vector<Tensor> parts = unbind(packed, 2);
+  Tensor keys = parts[1], values = parts[2];
   SdpaOptions options;
-  options.causal = CausalAlignment::kUpperLeft;
+  options.causal = cache_.length() > 0 ? CausalAlignment::kLowerRight : CausalAlignment::kUpperLeft;
   options.dropout_p = is_training() ? dropout_ : 0.0;
+  if (cache_.is_open()) std::tie(keys, values) = cache_.append(keys, values);
   const Tensor heads = scaled_dot_product_attention(
-      transpose(parts[0], 1, 2), transpose(parts[1], 1, 2), transpose(parts[2], 1, 2), options);
-  return resid_dropout_(c_proj_(reshape(transpose(heads, 1, 2), {batch, length, dim})));
+      transpose(parts[0], 1, 2), transpose(keys, 1, 2), transpose(values, 1, 2), options);
+  return resid_dropout_(c_proj_(reshape(transpose(heads, 1, 2), {batch, length, width})));
 }
 
 GptMlp::GptMlp(const GptConfig& config)
     : Module("GptMlp"),
-      c_fc_(add_module<Linear>("c_fc", projection(config, config.dim, 4 * config.dim))),
-      c_proj_(
-          add_module<Linear>("c_proj", residual_projection(config, 4 * config.dim, config.dim))),
+      c_fc_(add_module<Linear>("c_fc",
+                               projection(config, config.dim, config.mlp_ratio * config.dim))),
+      c_proj_(add_module<Linear>(
+          "c_proj", residual_projection(config, config.mlp_ratio * config.dim, config.dim))),
       dropout_(add_module<Dropout>("dropout", config.dropout)) {}
 
 Tensor GptMlp::compute(const Tensor& input) {
@@ -68,7 +73,7 @@ Tensor GptBlock::compute(const Tensor& input) {
 }
 
 Gpt::Gpt(const GptConfig& config)
-    : Module("Gpt"),
+    : CausalLm("Gpt"),
       config_(config),
       wte_(add_module<Embedding>("wte", config.vocab_size, config.dim,
                                  InitSpec::normal(config.init_std))),
@@ -88,19 +93,29 @@ Gpt::Gpt(const GptConfig& config)
 }
 
 Tensor Gpt::compute(const Tensor& tokens) {
-  MUSTER_CHECK(tokens.ndim() == 2 && tokens.size(1) <= config_.max_positions,
+  const int64_t first = h_.size() == 0 ? 0 : block(0).attention().cache().length();
+  MUSTER_CHECK(tokens.ndim() == 2 && first + tokens.size(1) <= config_.max_positions,
                ErrorCode::kInvalidArgument,
-               "Gpt: tokens must be [batch, length] of length at most {}; got {}",
-               config_.max_positions, tokens);
-  const Tensor positions = arange(tokens.size(1), DType::kI64, tokens.device());
+               "Gpt: tokens must be [batch, length] of length at most {}; got {} after {} others",
+               config_.max_positions, tokens, first);
+  const Tensor positions = arange(first, first + tokens.size(1), 1, DType::kI64, tokens.device());
   Tensor x = drop_(add(wte_(tokens), wpe_(positions)));
   for (Module* block : h_) x = (*block)(x);
   x = ln_f_(x);
   return lm_head_ == nullptr ? linear(x, wte_.weight()) : (*lm_head_)(x);
 }
 
-LossSum Gpt::loss(const Tensor& tokens, const Tensor& targets) {
-  const Tensor logits = (*this)(tokens);
-  return cross_entropy_sum_count(reshape(logits, {-1, config_.vocab_size}), reshape(targets, {-1}));
+GptBlock& Gpt::block(size_t i) { return static_cast<GptBlock&>(h_[i]); }
+
+std::vector<std::string> Gpt::block_names() {
+  std::vector<std::string> names;
+  for (size_t i = 0; i < h_.size(); ++i) names.push_back("h." + std::to_string(i));
+  return names;
+}
+
+std::vector<KeyValueCache*> Gpt::caches() {
+  std::vector<KeyValueCache*> all;
+  for (size_t i = 0; i < h_.size(); ++i) all.push_back(&block(i).attention().cache());
+  return all;
 }
 }  // namespace muster

@@ -5,8 +5,8 @@
 /// ln_f.bias, ..), but weights of projections are [out, in], the transpose of what those files
 /// hold. Blocks are the units that sharding wraps: "h.0", "h.1", ...
 
+#include "core/nn/causal_lm.h"
 #include "core/nn/layers.h"
-#include "core/ops/losses.h"
 
 namespace muster {
 
@@ -16,7 +16,8 @@ struct GptConfig {
   int64_t dim = 768;
   int64_t layers = 12;
   int64_t heads = 12;
-  double dropout = 0.0;  ///< of embeddings, attention weights and residual branches
+  int64_t mlp_ratio = 4;  ///< width of the MLP in multiples of dim
+  double dropout = 0.0;   ///< of embeddings, attention weights and residual branches
   double layer_norm_eps = 1e-5;
   bool tied_head = true;  ///< logits use wte.weight; else lm_head.weight
   bool bias = true;
@@ -27,16 +28,18 @@ struct GptConfig {
 class CausalSelfAttention final : public Module {
  public:
   explicit CausalSelfAttention(const GptConfig& config);
+  [[nodiscard]] KeyValueCache& cache() noexcept { return cache_; }
 
  protected:
   Tensor compute(const Tensor& input) override;
 
  private:
-  int64_t heads_;
+  int64_t head_dim_;
   double dropout_;
   Linear& c_attn_;
   Linear& c_proj_;
   Dropout& resid_dropout_;
+  KeyValueCache cache_;
 };
 
 class GptMlp final : public Module {
@@ -56,6 +59,7 @@ class GptMlp final : public Module {
 class GptBlock final : public Module {
  public:
   explicit GptBlock(const GptConfig& config);
+  [[nodiscard]] CausalSelfAttention& attention() noexcept { return attn_; }
 
  protected:
   Tensor compute(const Tensor& input) override;
@@ -69,20 +73,20 @@ class GptBlock final : public Module {
 
 /// Token indices to logits. @shape i64 [B, T] -> [B, T, vocab_size]
 /// @error kInvalidArgument T exceeds max_positions
-class Gpt final : public Module {
+class Gpt final : public CausalLm {
  public:
   /// @error kInvalidArgument heads does not divide dim
   explicit Gpt(const GptConfig& config);
   [[nodiscard]] const GptConfig& config() const noexcept { return config_; }
-
-  /// Next-token loss as sum and count; the caller divides, by the global count.
-  /// @shape tokens, targets i64 [B, T]; targets of -100 do not count
-  LossSum loss(const Tensor& tokens, const Tensor& targets);
+  [[nodiscard]] std::vector<std::string> block_names() override;
 
  protected:
   Tensor compute(const Tensor& tokens) override;
+  [[nodiscard]] std::vector<KeyValueCache*> caches() override;
 
  private:
+  [[nodiscard]] GptBlock& block(size_t i);
+
   GptConfig config_;
   Embedding& wte_;
   Embedding& wpe_;
