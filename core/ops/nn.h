@@ -32,9 +32,11 @@ Tensor embedding(const Tensor& weight, const Tensor& indices, int64_t padding_id
 
 /// Rotary position embedding: pairs of features turn by an angle whose cosine and sine are given.
 /// A pair is (i, i + R/2), or with `interleaved` (2i, 2i + 1); features from R on stay as they are.
+/// `inverse` turns back.
 /// @shape input [.., D]; cos, sin broadcast to [.., R/2] with R <= D, of input's dtype or its
 ///        arithmetic dtype (f32 for bf16 and f16)
 /// @source arXiv:2104.09864; the first form is that of transformers' Llama
-Tensor rope(const Tensor& input, const Tensor& cos, const Tensor& sin, bool interleaved = false);
+Tensor rope(const Tensor& input, const Tensor& cos, const Tensor& sin, bool interleaved = false,
+            bool inverse = false);
 
 }  // namespace muster

@@ -45,7 +45,7 @@ GradList derivative(Context c) {
 
 MUSTER_DEFINE_OPS(swiglu) {
   table.add(binary_op<BinaryKind::kSwiglu, Typing::kFloatOnly>(
-                "swiglu(Tensor gate, Tensor up) -> Tensor", derivative, {"gate", "up"})
+                "swiglu(Tensor gate, Tensor up) -> Tensor", derivative, {"gate", "up for gate"})
                 .shard({"S(b), S(b) -> S(b)", "R, P -> P"})
                 .samples({"f(2,3), f(2,3)", "f(2,3), f(3)", "f(2,3).t, f(3,2)", "f(0,3), f(0,3)"}));
   table.add(OpDef("swiglu_backward(Tensor grad, Tensor gate, Tensor up) -> Tensor")
