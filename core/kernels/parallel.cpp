@@ -1,6 +1,9 @@
 #include "core/kernels/parallel.h"
 
 #include <omp.h>
+#if defined(__SSE2__)
+#include <xmmintrin.h>
+#endif
 
 #include <algorithm>
 #include <atomic>
@@ -29,6 +32,24 @@ std::atomic<int>& thread_count() {
   return count;
 }
 
+#if defined(__SSE2__)
+constexpr unsigned kFlushBits = _MM_FLUSH_ZERO_ON | 0x0040u;  // FTZ and DAZ of MXCSR
+#endif
+
+// What the process wants, once somebody has asked; threads of the pool take it over as they work.
+enum class FlushMode : uint8_t { kNeverAsked, kKeep, kFlush };
+std::atomic<FlushMode> flush_mode{FlushMode::kNeverAsked};
+
+void follow_flush_mode() noexcept {
+  const FlushMode wanted = flush_mode.load(std::memory_order_relaxed);
+  if (wanted == FlushMode::kNeverAsked) return;
+#if defined(__SSE2__)
+  const unsigned now = _mm_getcsr();
+  const unsigned then = wanted == FlushMode::kFlush ? now | kFlushBits : now & ~kFlushBits;
+  if (then != now) _mm_setcsr(then);
+#endif
+}
+
 // The exception of the lowest tile, so that the reported error does not depend on timing.
 struct FirstFailure {
   std::mutex mutex;
@@ -53,6 +74,24 @@ int num_threads() noexcept { return thread_count().load(std::memory_order_relaxe
 
 bool in_parallel_region() noexcept { return omp_in_parallel() != 0; }
 
+bool set_flush_denormal(bool flush) noexcept {
+#if defined(__SSE2__)
+  flush_mode.store(flush ? FlushMode::kFlush : FlushMode::kKeep, std::memory_order_relaxed);
+  follow_flush_mode();
+  return true;
+#else
+  return !flush;
+#endif
+}
+
+bool flushes_denormals() noexcept {
+#if defined(__SSE2__)
+  return (_mm_getcsr() & kFlushBits) == kFlushBits;
+#else
+  return false;
+#endif
+}
+
 namespace internal {
 void run_parallel(int64_t count, void (*call)(const void*, int64_t), const void* context) {
   FirstFailure failure;
@@ -62,6 +101,7 @@ void run_parallel(int64_t count, void (*call)(const void*, int64_t), const void*
 #pragma omp parallel for schedule(static) num_threads(threads)
 #endif
   for (int64_t k = 0; k < count; ++k) {
+    follow_flush_mode();
     try {
       call(context, k);
     } catch (...) {

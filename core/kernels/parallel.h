@@ -26,6 +26,14 @@ void set_num_threads(int count);
 /// region.
 [[nodiscard]] bool in_parallel_region() noexcept;
 
+/// Makes results that would be denormal zero, and reads denormal operands as zero, on the calling
+/// thread and on every thread of the pool, or restores IEEE arithmetic. Other threads that run
+/// kernels already follow with their next parallel kernel. False when this CPU cannot.
+/// @source torch.set_flush_denormal, which leaves the pool's threads alone
+bool set_flush_denormal(bool flush) noexcept;
+/// True when the calling thread flushes denormals.
+[[nodiscard]] bool flushes_denormals() noexcept;
+
 namespace internal {
 /// Calls `call(context, k)` for each k in [0, count), on several threads. The exception of the
 /// lowest k that threw is passed on after all have ended.

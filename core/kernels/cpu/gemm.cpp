@@ -5,8 +5,10 @@
 
 #include "core/base/error.h"
 #include "core/kernels/cpu/gemm_internal.h"
+#include "core/kernels/cpu/rows.h"
 #include "core/kernels/cpu/workspace.h"
 #include "core/kernels/parallel.h"
+#include "core/kernels/precision.h"
 
 namespace muster::kernels::cpu {
 namespace {
@@ -98,18 +100,27 @@ void gemm_integer(const GemmProblem<T>& problem) {
   });
 }
 
-// Copies every matrix of a batch into a dense one of another element type.
+template <typename T>
+RowRef row_of(const Matrix<T>& m, int64_t i) {
+  using Plain = std::remove_const_t<T>;
+  return {const_cast<Plain*>(m.at(i, 0)), dtype_of<Plain>, m.cols, m.col_stride};
+}
+
+// Widens (or narrows back) every matrix of a batch; one side is f32 with dense rows.
 template <typename To, typename From>
 void convert(const BatchedMatrix<To>& to, const BatchedMatrix<const From>& from, int64_t batch) {
   const int64_t rows = from.first.rows;
-  const int64_t cols = from.first.cols;
-  const int64_t grain = std::max<int64_t>(1, (int64_t{1} << 15) / std::max<int64_t>(1, cols));
+  const int64_t grain =
+      std::max<int64_t>(1, (int64_t{1} << 15) / std::max<int64_t>(1, from.first.cols));
   parallel_tiles(batch * rows, grain, [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
       const Matrix<const From> source = from[row / rows];
       const Matrix<To> target = to[row / rows];
-      const int64_t i = row % rows;
-      for (int64_t j = 0; j < cols; ++j) *target.at(i, j) = static_cast<To>(*source.at(i, j));
+      if constexpr (std::is_same_v<To, float>) {
+        internal::widen_row(row_of(source, row % rows), target.at(row % rows, 0));
+      } else {
+        internal::narrow_row(source.at(row % rows, 0), row_of(target, row % rows));
+      }
     }
   });
 }
@@ -120,25 +131,47 @@ BatchedMatrix<const T> read_only(const BatchedMatrix<T>& m) {
           m.batch_stride};
 }
 
-// A dense f32 copy of a bf16 or f16 operand.
+// A dense f32 copy of a bf16 or f16 operand; of one that lies by columns, the copy does too.
 template <typename T>
 struct Widened {
   Widened(const BatchedMatrix<const T>& from, int64_t batch, bool fill)
-      : copies(from.batch_stride == 0 ? 1 : batch),
-        numel(from.first.rows * from.first.cols),
-        rows(from.first.rows),
-        cols(from.first.cols),
-        memory(copies * numel) {
-    if (fill) convert(matrix(), from, copies);
+      : by_columns(from.first.col_stride != 1 && from.first.row_stride == 1),
+        copies(from.batch_stride == 0 ? 1 : batch),
+        rows(by_columns ? from.first.cols : from.first.rows),
+        cols(by_columns ? from.first.rows : from.first.cols),
+        memory(copies * rows * cols) {
+    if (!fill) return;
+    const Matrix<const T> lying = by_columns ? from.first.transposed() : from.first;
+    convert(BatchedMatrix<float>{dense(), rows * cols},
+            BatchedMatrix<const T>{lying, from.batch_stride}, copies);
   }
   [[nodiscard]] BatchedMatrix<float> matrix() const {
-    return {{memory.data(), rows, cols, cols, 1}, copies == 1 ? 0 : numel};
+    return {by_columns ? dense().transposed() : dense(), copies == 1 ? 0 : rows * cols};
   }
+  [[nodiscard]] Matrix<float> dense() const { return {memory.data(), rows, cols, cols, 1}; }
+
+  bool by_columns;
   int64_t copies;
-  int64_t numel;
   int64_t rows;
   int64_t cols;
   Workspace<float> memory;
+};
+
+// A bias as a dense f32 row; null for none.
+template <typename T>
+class WideBias {
+ public:
+  explicit WideBias(const GemmProblem<T>& problem) : row_(problem.out.first.cols) {
+    if (problem.bias == nullptr) return;
+    for (int64_t j = 0; j < problem.out.first.cols; ++j)
+      row_[j] = static_cast<float>(problem.bias[j * problem.bias_stride]);
+    data_ = row_.data();
+  }
+  [[nodiscard]] const float* data() const noexcept { return data_; }
+
+ private:
+  Workspace<float> row_;
+  const float* data_ = nullptr;
 };
 
 template <typename T>
@@ -147,13 +180,8 @@ void gemm_widened(const GemmProblem<T>& problem, const GemmOptions& options) {
   const Widened<T> a(problem.a, problem.batch, true);
   const Widened<T> b(problem.b, problem.batch, true);
   const Widened<T> out(read_only(problem.out), problem.batch, options.beta != 0.0);
-  const int64_t n = problem.out.first.cols;
-  const Workspace<float> bias(n);
-  if (problem.bias != nullptr) {
-    for (int64_t j = 0; j < n; ++j)
-      bias[j] = static_cast<float>(problem.bias[j * problem.bias_stride]);
-    wide.bias = bias.data();
-  }
+  const WideBias<T> bias(problem);
+  wide.bias = bias.data();
   wide.batch = problem.batch;
   wide.out = out.matrix();
   wide.a = read_only(a.matrix());
@@ -161,7 +189,26 @@ void gemm_widened(const GemmProblem<T>& problem, const GemmOptions& options) {
   wide.alpha = static_cast<float>(options.alpha);
   wide.beta = static_cast<float>(options.beta);
   internal::gemm_f32(wide);
-  convert(problem.out, read_only(out.matrix()), problem.batch);
+  if (out.by_columns) {
+    convert(BatchedMatrix<T>{problem.out.first.transposed(), problem.out.batch_stride},
+            BatchedMatrix<const float>{{out.memory.data(), out.rows, out.cols, out.cols, 1},
+                                       out.rows * out.cols},
+            problem.batch);
+  } else {
+    convert(problem.out, read_only(out.matrix()), problem.batch);
+  }
+}
+
+// By the CPU's own bf16 instructions, without widened copies.
+void gemm_native(const GemmProblem<BFloat16>& problem, const GemmOptions& options) {
+  const WideBias<BFloat16> bias(problem);
+  internal::gemm_bf16<BFloat16>({.batch = problem.batch,
+                                 .a = problem.a,
+                                 .b = problem.b,
+                                 .alpha = static_cast<float>(options.alpha),
+                                 .beta = static_cast<float>(options.beta),
+                                 .bias = bias.data()},
+                                problem.out);
 }
 
 void run(const TensorView& out, const TensorView& a, const TensorView& b,
@@ -174,11 +221,18 @@ void run(const TensorView& out, const TensorView& a, const TensorView& b,
     } else if constexpr (std::is_integral_v<T>) {
       gemm_integer(make_problem<T>(out, a, b, options));
     } else if constexpr (std::is_same_v<T, float>) {
-      internal::gemm_f32(make_problem<T>(out, a, b, options));
+      const GemmProblem<float> problem = make_problem<T>(out, a, b, options);
+      if (uses_split_products() && internal::gemm_f32_split(problem)) return;
+      internal::gemm_f32(problem);
     } else if constexpr (std::is_same_v<T, double>) {
       internal::gemm_f64(make_problem<T>(out, a, b, options));
     } else {
-      gemm_widened(make_problem<T>(out, a, b, options), options);
+      const GemmProblem<T> problem = make_problem<T>(out, a, b, options);
+      if constexpr (std::is_same_v<T, BFloat16>) {
+        if (problem.a.first.cols > 0 && uses_native_bf16_products())
+          return gemm_native(problem, options);
+      }
+      gemm_widened(problem, options);
     }
   });
 }

@@ -1,6 +1,6 @@
 #pragma once
-/// Matrix products on strided views: f32 by oneDNN, f64 and i64 by own kernels, bf16 and f16
-/// widened.
+/// Matrix products on strided views: f32 by oneDNN, bf16 by oneDNN where the CPU multiplies bf16
+/// (core/kernels/precision.h) and widened elsewhere, f16 widened, f64 and i64 by own kernels.
 ///
 /// Work is cut into tiles by shape alone and each output element is summed by one thread in a fixed
 /// order, so results do not depend on the number of threads. Transposed and sliced operands are

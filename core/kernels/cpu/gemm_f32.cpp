@@ -1,18 +1,14 @@
 #include <omp.h>
 #include <oneapi/dnnl/dnnl.h>
 
-#include <optional>
-
 #include "core/base/error.h"
-#include "core/kernels/cpu/gemm_internal.h"
+#include "core/kernels/cpu/gemm_tiles.h"
 #include "core/kernels/cpu/workspace.h"
 #include "core/kernels/parallel.h"
 
 namespace muster::kernels::cpu::internal {
 namespace {
 constexpr int64_t kMinTileFlops = int64_t{1} << 21;  // ~20 us of one core
-constexpr int64_t kSerialFlops = int64_t{1}
-                                 << 20;  // below, waking threads costs more than it saves
 constexpr int64_t kMaxTileArea = int64_t{512} * 768;
 constexpr int64_t kMinTileDim = 128;
 constexpr int64_t kWantedTiles = 8;
@@ -32,59 +28,28 @@ Matrix<const float> copy_rows(const Matrix<const float>& m, float* to) {
   return {to, m.rows, m.cols, m.cols, 1};
 }
 
-// An operand that oneDNN can read in place: itself, or a copy that this object owns.
-class ReadableOperand {
- public:
-  ReadableOperand(const BatchedMatrix<const float>& operand, int64_t batch) : operand_(operand) {
-    if (blas_form(operand.first).kind != BlasForm::Kind::kNeither) return;
-    const int64_t copies = operand.batch_stride == 0 ? 1 : batch;
-    const int64_t numel = operand.first.rows * operand.first.cols;
-    copy_.emplace(copies * numel);
-    for (int64_t b = 0; b < copies; ++b) copy_rows(operand[b], copy_->data() + b * numel);
-    const Matrix<const float> first{copy_->data(), operand.first.rows, operand.first.cols,
-                                    operand.first.cols, 1};
-    operand_ = {first, copies == 1 ? 0 : numel};
+void add_bias(const Matrix<float>& out, const float* bias, int64_t stride) {
+  for (int64_t r = 0; r < out.rows; ++r) {
+    float* row = out.at(r, 0);
+    if (stride == 1) {
+      for (int64_t c = 0; c < out.cols; ++c) row[c] += bias[c];
+    } else {
+      for (int64_t c = 0; c < out.cols; ++c) row[c] += bias[c * stride];
+    }
   }
-  [[nodiscard]] const BatchedMatrix<const float>& get() const { return operand_; }
-
- private:
-  BatchedMatrix<const float> operand_;
-  std::optional<Workspace<float>> copy_;
-};
+}
 
 void run_tiles(const GemmProblem<float>& problem, const BatchedMatrix<const float>& a,
                const BatchedMatrix<const float>& b) {
-  const int64_t m = problem.out.first.rows;
-  const int64_t n = problem.out.first.cols;
   const int64_t k = a.first.cols;
-  const GemmTile tile = gemm_f32_tile(m, n, k);
-  const int64_t tiles_down = num_tiles(m, tile.rows);
-  const int64_t tiles_each = tiles_down * num_tiles(n, tile.cols);
-  const int64_t tile_flops =
-      std::max<int64_t>(1, 2 * tile.rows * tile.cols * std::max<int64_t>(k, 1));
-  const int64_t grain = std::max<int64_t>(1, kSerialFlops / tile_flops);
-  parallel_tiles(problem.batch * tiles_each, grain, [&](int64_t begin, int64_t end) {
-    const OneDnnSerialScope serial;
-    for (int64_t t = begin; t < end; ++t) {
-      const int64_t batch = t / tiles_each;
-      const int64_t i = t % tiles_each % tiles_down * tile.rows;
-      const int64_t j = t % tiles_each / tiles_down * tile.cols;
-      const int64_t rows = std::min(tile.rows, m - i);
-      const int64_t cols = std::min(tile.cols, n - j);
-      const Matrix<float> out = problem.out[batch].block(i, j, rows, cols);
-      sgemm_serial(out, a[batch].block(i, 0, rows, k), b[batch].block(0, j, k, cols), problem.alpha,
-                   problem.beta);
-      if (problem.bias == nullptr) continue;
-      const float* bias = problem.bias + j * problem.bias_stride;
-      for (int64_t r = 0; r < rows; ++r) {
-        float* row = out.at(r, 0);
-        if (problem.bias_stride == 1) {
-          for (int64_t c = 0; c < cols; ++c) row[c] += bias[c];
-        } else {
-          for (int64_t c = 0; c < cols; ++c) row[c] += bias[c * problem.bias_stride];
-        }
-      }
-    }
+  for_each_gemm_tile(problem.batch, problem.out.first.rows, problem.out.first.cols, k, [&] {
+    return [&](const GemmTilePlace& at) {
+      const Matrix<float> out = problem.out[at.batch].block(at.i, at.j, at.rows, at.cols);
+      sgemm_serial(out, a[at.batch].block(at.i, 0, at.rows, k),
+                   b[at.batch].block(0, at.j, k, at.cols), problem.alpha, problem.beta);
+      if (problem.bias == nullptr) return;
+      add_bias(out, problem.bias + at.j * problem.bias_stride, problem.bias_stride);
+    };
   });
 }
 
@@ -137,8 +102,8 @@ void gemm_f32(const GemmProblem<float>& problem) {
   if (problem.batch == 0 || problem.out.first.rows == 0 || problem.out.first.cols == 0) return;
   const BlasForm::Kind form = blas_form(problem.out.first).kind;
   if (form == BlasForm::Kind::kRowMajor) {
-    const ReadableOperand a(problem.a, problem.batch);
-    const ReadableOperand b(problem.b, problem.batch);
+    const ReadableOperand<float> a(problem.a, problem.batch);
+    const ReadableOperand<float> b(problem.b, problem.batch);
     run_tiles(problem, a.get(), b.get());
     return;
   }

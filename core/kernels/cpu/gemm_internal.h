@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "core/tensor/dtype.h"
+
 namespace muster::kernels::cpu::internal {
 
 /// A matrix by strides; owns nothing.
@@ -76,6 +78,24 @@ BlasForm blas_form(const Matrix<T>& m) noexcept {
 
 /// Tiles of the f32 kernel: enough for a few threads, large enough that packing costs little.
 GemmTile gemm_f32_tile(int64_t m, int64_t n, int64_t k) noexcept;
+
+/// Products of bf16 matrices with f32 sums: out = alpha * a @ b + beta * out + bias.
+struct Bf16Product {
+  int64_t batch = 1;
+  BatchedMatrix<const BFloat16> a;
+  BatchedMatrix<const BFloat16> b;
+  float alpha = 1.0f;
+  float beta = 0.0f;
+  const float* bias = nullptr;  ///< one dense row, or null
+};
+
+/// By oneDNN's bf16 kernels, which need AVX-512. The depth must not be 0; T is float or BFloat16.
+template <typename T>
+void gemm_bf16(const Bf16Product& product, const BatchedMatrix<T>& out);
+
+/// f32 products as three of bf16; false, and nothing written, when there is nothing to multiply or
+/// an operand holds nan or inf (or rounds to it).
+bool gemm_f32_split(const GemmProblem<float>& problem);
 
 void gemm_f32(const GemmProblem<float>& problem);
 void gemm_f64(const GemmProblem<double>& problem);

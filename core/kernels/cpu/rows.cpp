@@ -2,6 +2,8 @@
 
 #include <cstring>
 
+#include "core/kernels/cpu/copy_vec.h"
+
 namespace muster::kernels::cpu::internal {
 namespace {
 template <typename A>
@@ -9,6 +11,12 @@ void widen(const RowRef& row, A* to) {
   if (is_plain<A>(row)) {
     if (row.cols > 0) std::memcpy(to, row.data, static_cast<size_t>(row.cols) * sizeof(A));
     return;
+  }
+  if constexpr (std::is_same_v<A, float>) {
+    if (row.stride == 1 && row.dtype == DType::kBF16)
+      return widen_bf16(to, static_cast<const BFloat16*>(row.data), row.cols);
+    if (row.stride == 1 && row.dtype == DType::kF16)
+      return widen_f16(to, static_cast<const Half*>(row.data), row.cols);
   }
   visit_dtype(row.dtype, [&](auto zero) {
     using T = decltype(zero);
@@ -26,6 +34,12 @@ void narrow(const A* from, const RowRef& row) {
   if (is_plain<A>(row)) {
     if (row.cols > 0) std::memcpy(row.data, from, static_cast<size_t>(row.cols) * sizeof(A));
     return;
+  }
+  if constexpr (std::is_same_v<A, float>) {
+    if (row.stride == 1 && row.dtype == DType::kBF16)
+      return narrow_bf16(static_cast<BFloat16*>(row.data), from, row.cols);
+    if (row.stride == 1 && row.dtype == DType::kF16)
+      return narrow_f16(static_cast<Half*>(row.data), from, row.cols);
   }
   visit_dtype(row.dtype, [&](auto zero) {
     using T = decltype(zero);

@@ -91,5 +91,33 @@ TEST(ReduceTiles, GivesTheSameBitsOnAnyNumberOfThreads) {
                 0, 8, 42, [](int64_t, int64_t) { return 1; }, [](int& a, int b) { a += b; }),
             42);
 }
+// A product below the smallest normal float, on every thread of the pool and on the caller's.
+TEST(FlushDenormal, HoldsOnEveryThreadUntilItIsTakenBack) {
+  const int before = num_threads();
+  set_num_threads(4);
+  constexpr int64_t kTiles = 64;
+  const auto products = [&] {
+    std::vector<float> values(kTiles, -1.0f);
+    std::vector<char> flushes(kTiles, 2);
+    parallel_tiles(kTiles, 1, [&](int64_t begin, int64_t) {
+      volatile float small = 1e-30f, factor = 1e-10f;
+      values[static_cast<size_t>(begin)] = small * factor;
+      flushes[static_cast<size_t>(begin)] = flushes_denormals() ? 1 : 0;
+    });
+    for (const char flag : flushes) EXPECT_EQ(flag != 0, flushes_denormals());
+    return values;
+  };
+  for (const float value : products()) EXPECT_GT(value, 0.0f);
+  if (!set_flush_denormal(true)) GTEST_SKIP() << "this CPU cannot flush denormals";
+  EXPECT_TRUE(flushes_denormals());
+  for (const float value : products()) EXPECT_EQ(value, 0.0f);
+  volatile float tiny = 1e-40f;  // a denormal operand counts as zero
+  EXPECT_EQ(tiny * 1e10f, 0.0f);
+  EXPECT_TRUE(set_flush_denormal(false));
+  EXPECT_FALSE(flushes_denormals());
+  for (const float value : products()) EXPECT_GT(value, 0.0f);
+  set_num_threads(before);
+}
+
 }  // namespace
 }  // namespace muster::kernels
