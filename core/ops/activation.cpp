@@ -311,7 +311,8 @@ MUSTER_DEFINE_OPS(activation) {
   table.add(composed("tanhshrink(Tensor self) -> Tensor", tanhshrink_composite, {"f(2,3)"}));
   table.add(composed("glu(Tensor self, int dim=-1) -> Tensor", glu_composite, {"f(2,4), -1"}));
   table.add(composed("prelu(Tensor self, Tensor weight) -> Tensor", prelu_composite,
-                     {"f(2,3), f(3)", "f(2,3), f(1)"}));
+                     {"f(2,3), f(3)", "f(2,3), f(1)"})
+                .autocast(AutocastClass::kLowPrecision));
 
   table.add(fused_backward<BinaryKind::kReluBackward>(
       "relu_backward(Tensor grad, Tensor result) -> Tensor", "f(2,3), f(2,3)"));

@@ -253,22 +253,23 @@ MUSTER_DEFINE_OPS(cross_entropy) {
                 .not_differentiable(kComposedWhenRecorded)
                 .shard({"S(0), S(0), S(0), S(0), R -> S(0)"})
                 .samples({"f(2), f(2,5), x5(2), f(2), None, -100, 0.0"}));
-  table.add(composed(
-      "cross_entropy(Tensor input, Tensor target, Tensor? weight=None, int "
-      "ignore_index=-100, float label_smoothing=0.0, str reduction='mean') -> "
-      "Tensor",
-      cross_entropy_composite,
-      {"f(2,5), x5(2), None, -100, 0.0, \"mean\"", "f(2,5), p(2,5), None, -100, 0.1, \"none\"",
-       "f(2,5,3), x5(2,3), f(5), -100, 0.0, \"sum\""}));
-  table.add(
-      composed("cross_entropy_sum_count(Tensor input, Tensor target, Tensor? weight=None, "
-               "int ignore_index=-100, float label_smoothing=0.0) -> (Tensor sum, Tensor "
-               "count)",
-               sum_count_composite, {"f(2,5), x5(2), None, -100, 0.0"}));
-  table.add(
-      composed("nll_loss(Tensor input, Tensor target, Tensor? weight=None, int "
-               "ignore_index=-100, str reduction='mean') -> Tensor",
-               nll_composite, {"f(2,5), x5(2), None, -100, \"mean\""}));
+  table.add(composed("cross_entropy(Tensor input, Tensor target, Tensor? weight=None, int "
+                     "ignore_index=-100, float label_smoothing=0.0, str reduction='mean') -> "
+                     "Tensor",
+                     cross_entropy_composite,
+                     {"f(2,5), x5(2), None, -100, 0.0, \"mean\"",
+                      "f(2,5), p(2,5), None, -100, 0.1, \"none\"",
+                      "f(2,5,3), x5(2,3), f(5), -100, 0.0, \"sum\""})
+                .autocast(AutocastClass::kFloat32));
+  table.add(composed("cross_entropy_sum_count(Tensor input, Tensor target, Tensor? weight=None, "
+                     "int ignore_index=-100, float label_smoothing=0.0) -> (Tensor sum, Tensor "
+                     "count)",
+                     sum_count_composite, {"f(2,5), x5(2), None, -100, 0.0"})
+                .autocast(AutocastClass::kFloat32));
+  table.add(composed("nll_loss(Tensor input, Tensor target, Tensor? weight=None, int "
+                     "ignore_index=-100, str reduction='mean') -> Tensor",
+                     nll_composite, {"f(2,5), x5(2), None, -100, \"mean\""})
+                .autocast(AutocastClass::kFloat32));
 }
 }  // namespace muster::ops
 

@@ -274,6 +274,7 @@ MUSTER_DEFINE_OPS(index_rows) {
                 .in_place());
   table.add(along_dim("index_copy(Tensor self, int dim, Tensor index, Tensor source) -> Tensor",
                       rows_infer, copy_kernel, copy_derivative, {"f(4,3), 0, x4(2), f(2,3)"})
+                .autocast(AutocastClass::kPromote)
                 .replicate_only(kAnyShard)
                 .in_place());
   table.add(along_dim("index_fill(Tensor self, int dim, Tensor index, Tensor value) -> Tensor",

@@ -125,34 +125,34 @@ void kl_div_composite(const OpArgs& args, std::span<Tensor> outs) {
 }  // namespace
 
 MUSTER_DEFINE_OPS(losses) {
-  table.add(
-      composed("mse_loss(Tensor input, Tensor target, str reduction='mean', Tensor? "
-               "weight=None) -> Tensor",
-               mse_composite, {"f(2,3), f(2,3), \"mean\", None"}));
-  table.add(
-      composed("l1_loss(Tensor input, Tensor target, str reduction='mean', Tensor? "
-               "weight=None) -> Tensor",
-               l1_composite, {"f(2,3), f(2,3), \"sum\", None"}));
-  table.add(
-      composed("smooth_l1_loss(Tensor input, Tensor target, str reduction='mean', float "
-               "beta=1.0) -> Tensor",
-               smooth_l1_composite, {"f(2,3), f(2,3), \"none\", 0.5"}));
-  table.add(
-      composed("huber_loss(Tensor input, Tensor target, str reduction='mean', float "
-               "delta=1.0, Tensor? weight=None) -> Tensor",
-               huber_composite, {"f(2,3), f(2,3), \"mean\", 0.5, None"}));
-  table.add(
-      composed("binary_cross_entropy(Tensor input, Tensor target, Tensor? weight=None, str "
-               "reduction='mean') -> Tensor",
-               bce_composite, {"u(2,3), u(2,3), None, \"mean\""}));
-  table.add(
-      composed("binary_cross_entropy_with_logits(Tensor input, Tensor target, Tensor? "
-               "weight=None, Tensor? pos_weight=None, str reduction='mean') -> Tensor",
-               bce_with_logits_composite, {"f(2,3), u(2,3), None, None, \"mean\""}));
-  table.add(
-      composed("kl_div(Tensor input, Tensor target, str reduction='mean', bool "
-               "log_target=False) -> Tensor",
-               kl_div_composite, {"f(2,3), u(2,3), \"mean\", false"}));
+  table.add(composed("mse_loss(Tensor input, Tensor target, str reduction='mean', Tensor? "
+                     "weight=None) -> Tensor",
+                     mse_composite, {"f(2,3), f(2,3), \"mean\", None"})
+                .autocast(AutocastClass::kFloat32));
+  table.add(composed("l1_loss(Tensor input, Tensor target, str reduction='mean', Tensor? "
+                     "weight=None) -> Tensor",
+                     l1_composite, {"f(2,3), f(2,3), \"sum\", None"})
+                .autocast(AutocastClass::kFloat32));
+  table.add(composed("smooth_l1_loss(Tensor input, Tensor target, str reduction='mean', float "
+                     "beta=1.0) -> Tensor",
+                     smooth_l1_composite, {"f(2,3), f(2,3), \"none\", 0.5"})
+                .autocast(AutocastClass::kFloat32));
+  table.add(composed("huber_loss(Tensor input, Tensor target, str reduction='mean', float "
+                     "delta=1.0, Tensor? weight=None) -> Tensor",
+                     huber_composite, {"f(2,3), f(2,3), \"mean\", 0.5, None"})
+                .autocast(AutocastClass::kFloat32));
+  table.add(composed("binary_cross_entropy(Tensor input, Tensor target, Tensor? weight=None, str "
+                     "reduction='mean') -> Tensor",
+                     bce_composite, {"u(2,3), u(2,3), None, \"mean\""})
+                .autocast(AutocastClass::kFloat32));
+  table.add(composed("binary_cross_entropy_with_logits(Tensor input, Tensor target, Tensor? "
+                     "weight=None, Tensor? pos_weight=None, str reduction='mean') -> Tensor",
+                     bce_with_logits_composite, {"f(2,3), u(2,3), None, None, \"mean\""})
+                .autocast(AutocastClass::kFloat32));
+  table.add(composed("kl_div(Tensor input, Tensor target, str reduction='mean', bool "
+                     "log_target=False) -> Tensor",
+                     kl_div_composite, {"f(2,3), u(2,3), \"mean\", false"})
+                .autocast(AutocastClass::kFloat32));
 }
 }  // namespace muster::ops
 

@@ -236,7 +236,7 @@ MUSTER_DEFINE_OPS(norms) {
                 .kernel(DeviceType::kCpu, layer_norm_kernel)
                 .derivative(layer_norm_derivative, {"input", "weight", "mean", "rstd"})
                 .shard({"S(b), R, R -> S(b), S(b), S(b) where b < ndim(input) - 1"})
-                .autocast(AutocastClass::kFloat32)
+                .autocast(AutocastClass::kNone, AutocastClass::kFloat32)
                 .fusion(FusionClass::kRowReduction)
                 .samples({"f(2,3), f(3), f(3), 1e-5", "f(2,3), None, None, 1e-5",
                           "f(0,3), f(3), f(3), 1e-5"}));
@@ -246,7 +246,7 @@ MUSTER_DEFINE_OPS(norms) {
                 .kernel(DeviceType::kCpu, rms_norm_kernel)
                 .derivative(rms_norm_derivative, {"input", "weight", "rstd"})
                 .shard({"S(b), R -> S(b), S(b) where b < ndim(input) - 1"})
-                .autocast(AutocastClass::kFloat32)
+                .autocast(AutocastClass::kNone, AutocastClass::kFloat32)
                 .fusion(FusionClass::kRowReduction)
                 .samples({"f(2,3), f(3), 1e-5", "f(2,3), None, 1e-5", "f(0,3), f(3), 1e-5"}));
   table.add(OpDef("layer_norm_backward(Tensor grad, Tensor input, Tensor mean, Tensor rstd, "

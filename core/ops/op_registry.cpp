@@ -1,5 +1,6 @@
 #include "core/ops/op_registry.h"
 
+#include "core/autograd/autocast.h"
 #include "core/autograd/recorder.h"
 
 namespace muster::ops {
@@ -19,6 +20,7 @@ bool fill_table() {
 #undef MUSTER_OP
 #undef MUSTER_OPS
   install_autograd();
+  install_autocast();
   return true;
 }
 }  // namespace

@@ -68,7 +68,7 @@ OpDef forward_op(const char* schema, KernelFn fn, DerivativeFn derivative) {
       .kernel(DeviceType::kCpu, fn)
       .derivative(derivative, {"result"})
       .shard({kRule})
-      .autocast(AutocastClass::kFloat32)
+      .autocast(AutocastClass::kNone, AutocastClass::kFloat32)
       .fusion(FusionClass::kRowReduction)
       .samples({"f(2,3), 1, None", "f(2,3), 0, None", "f(2,3).t, -1, None", "f(), 0, None"});
 }

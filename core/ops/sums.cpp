@@ -256,11 +256,12 @@ MUSTER_DEFINE_OPS(sums) {
       composed("nanmean(Tensor self, int[]? dim=None, bool keepdim=False, *, ScalarType? "
                "dtype=None) -> Tensor",
                nanmean_composite, {"f(2,3), [1], false, None"}));
-  table.add(reduction(
-      "prod(Tensor self, int? dim=None, bool keepdim=False, *, ScalarType? "
-      "dtype=None) -> Tensor",
-      sum_infer, reduce_kernel<kProd>, prod_derivative, {"self"}, reduction_rules("P(product)"),
-      {"f(2,3), None, false, None", "f(2,3), 1, true, None"}));
+  table.add(reduction("prod(Tensor self, int? dim=None, bool keepdim=False, *, ScalarType? "
+                      "dtype=None) -> Tensor",
+                      sum_infer, reduce_kernel<kProd>, prod_derivative, {"self"},
+                      reduction_rules("P(product)"),
+                      {"f(2,3), None, false, None", "f(2,3), 1, true, None"})
+                .autocast(AutocastClass::kFloat32));
   table.add(reduction("any(Tensor self, int[]? dim=None, bool keepdim=False) -> Tensor", bool_infer,
                       reduce_kernel<kAny>, nullptr, {}, reduction_rules(), {"b(2,3), [1], false"}));
   table.add(reduction("all(Tensor self, int[]? dim=None, bool keepdim=False) -> Tensor", bool_infer,

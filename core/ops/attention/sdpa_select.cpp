@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "core/autograd/autocast.h"
 #include "core/base/text.h"
 #include "core/ops/attention/sdpa_problem.h"
 #include "core/ops/op_support.h"
@@ -41,6 +42,19 @@ SdpaResult run_sdpa(const Tensor& query, const Tensor& key, const Tensor& value,
   }
   throw_error(ErrorCode::kUnimplemented, "{}", ops::choose_sdpa(problem).describe());
 }
+
+// Kernels are chosen by dtype, so autocast comes before the choice.
+SdpaResult run_sdpa_cast(const Tensor& query, const Tensor& key, const Tensor& value,
+                         const SdpaOptions& options) {
+  if (!autocast_is_active()) return run_sdpa(query, key, value, options);
+  SdpaOptions low = options;
+  low.attn_mask = autocast_low_precision(options.attn_mask);
+  const Tensor low_query = autocast_low_precision(query);
+  const Tensor low_key = autocast_low_precision(key);
+  const Tensor low_value = autocast_low_precision(value);
+  const ExcludeKeysGuard outside(DispatchKey::kAutocast);
+  return run_sdpa(low_query, low_key, low_value, low);
+}
 }  // namespace
 
 std::string_view to_string(SdpaKernel kernel) noexcept {
@@ -73,12 +87,12 @@ SdpaChoice sdpa_explain(const Tensor& query, const Tensor& key, const Tensor& va
 
 Tensor scaled_dot_product_attention(const Tensor& query, const Tensor& key, const Tensor& value,
                                     const SdpaOptions& options) {
-  return run_sdpa(query, key, value, options).out;
+  return run_sdpa_cast(query, key, value, options).out;
 }
 
 SdpaResult scaled_dot_product_attention_lse(const Tensor& query, const Tensor& key,
                                             const Tensor& value, const SdpaOptions& options) {
-  return run_sdpa(query, key, value, options);
+  return run_sdpa_cast(query, key, value, options);
 }
 }  // namespace muster
 
