@@ -27,10 +27,15 @@ const Worker* cause_of(const Incident& incident) {
   return &(*incident.workers)[static_cast<size_t>(incident.cause_rank)];
 }
 
-std::string role_of(const Worker& worker, const Worker* cause) {
+std::string role_of(const Incident& incident, const Worker& worker) {
+  const Worker* cause = cause_of(incident);
   if (&worker == cause) return "cause";
   if (!worker.exit || (worker.exit->succeeded() && worker.told == 0)) return "finished";
-  return cause == nullptr ? "stopped" : "collateral";
+  return cause == nullptr && incident.cause_elsewhere < 0 ? "stopped" : "collateral";
+}
+
+int64_t global_rank_of(const Incident& incident, const Worker& worker) {
+  return incident.info.place.first_rank + worker.local_rank;
 }
 
 void put_exit(ordered_json& json, const WorkerExit& exit) {
@@ -46,10 +51,10 @@ void put_exit(ordered_json& json, const WorkerExit& exit) {
 ordered_json describe_rank(const Incident& incident, const Worker& worker) {
   const Worker* cause = cause_of(incident);
   ordered_json json;
-  json["global_rank"] = worker.local_rank;
+  json["global_rank"] = global_rank_of(incident, worker);
   json["local_rank"] = worker.local_rank;
   json["pid"] = worker.pid;
-  json["role"] = role_of(worker, cause);
+  json["role"] = role_of(incident, worker);
   if (worker.exit) put_exit(json, *worker.exit);
   if (worker.told != 0) json["told"] = signal_name(worker.told);
   if (cause != nullptr && worker.exit) {
@@ -75,7 +80,8 @@ ordered_json describe(const Incident& incident) {
   json["job"] = spec.title;
   json["attempt"] = incident.info.attempt;
   json["generation"] = incident.info.generation;
-  json["world_size"] = spec.local_world_size;
+  json["world_size"] = incident.info.place.world_size;
+  json["group_rank"] = incident.info.place.group_rank;
   const Worker* cause = cause_of(incident);
   if (cause != nullptr) {
     json["seconds_into_attempt"] = to_seconds(cause->ended_at - incident.started_at);
@@ -102,7 +108,7 @@ void append_last_lines(std::string& text, const Incident& incident, int rank) {
     const std::vector<std::string> lines = incident.logs->last_lines(rank, stream, kShownLines);
     if (lines.empty()) continue;
     text += fmt::format("  last lines of {} of global rank {}:\n",
-                        stream == 1 ? "stderr" : "stdout", rank);
+                        stream == 1 ? "stderr" : "stdout", incident.info.place.first_rank + rank);
     for (const std::string& line : lines) text += "    " + line + "\n";
     return;  // stderr says more; stdout only where it is silent
   }
@@ -126,25 +132,26 @@ Result<std::string> write_incident(const std::string& directory, const Incident&
 
 std::string incident_summary(const Incident& incident, const std::string& record) {
   const Worker* cause = cause_of(incident);
-  std::string text = fmt::format("{} {} in attempt {}: {}\n", incident.plan->spec.title,
-                                 cause == nullptr ? "ended" : "failed", incident.info.attempt,
-                                 incident.decision.reason);
+  std::string text =
+      fmt::format("{} {} in attempt {}: {}\n", incident.plan->spec.title,
+                  cause == nullptr && incident.cause_elsewhere < 0 ? "ended" : "failed",
+                  incident.info.attempt, incident.decision.reason);
   text += fmt::format("  {:>4}  {:>8}  {:>10}  {:<10}  {}\n", "rank", "pid", "when", "", "end");
   for (const Worker& worker : *incident.workers) {
     const std::string when =
         cause == nullptr || !worker.exit
             ? "-"
             : fmt::format("{:+.1f} ms", milliseconds(worker.ended_at - cause->ended_at));
-    text += fmt::format("  {:>4}  {:>8}  {:>10}  {:<10}  {}\n", worker.local_rank, worker.pid, when,
-                        role_of(worker, cause), how_it_ended(worker));
+    text += fmt::format("  {:>4}  {:>8}  {:>10}  {:<10}  {}\n", global_rank_of(incident, worker),
+                        worker.pid, when, role_of(incident, worker), how_it_ended(worker));
   }
   if (cause != nullptr) {
     const std::string folder =
         worker_log_dir(*incident.plan, incident.info.attempt, cause->local_rank);
     const ErrorFile error = read_error_file(folder.empty() ? "" : folder + "/error.json");
     if (error.found) {
-      text +=
-          fmt::format("  error of global rank {}: {}\n", cause->local_rank, trim(error.message));
+      text += fmt::format("  error of global rank {}: {}\n", global_rank_of(incident, *cause),
+                          trim(error.message));
       const std::string_view stack = trim(error.stack);
       for (const std::string& line : split(stack, '\n')) {
         if (!stack.empty()) text += "    " + line + "\n";

@@ -22,7 +22,8 @@ struct Incident {
   const JobPlan* plan = nullptr;
   AttemptInfo info;
   Decision decision;
-  int cause_rank = -1;  ///< local rank; -1 when the job was stopped from outside
+  int cause_rank = -1;           ///< local rank; -1 when the cause is none of this node's
+  int64_t cause_elsewhere = -1;  ///< global rank on another node; -1 when it is none's
   const std::vector<Worker>* workers = nullptr;
   const LogPump* logs = nullptr;
   TimePoint started_at{};

@@ -15,10 +15,13 @@
 #include "launcher/agent/agent.h"
 #include "launcher/agent/event_log.h"
 #include "launcher/agent/job_plan.h"
+#include "launcher/agent/member_agent.h"
+#include "launcher/agent/open_rendezvous.h"
 #include "launcher/agent/process_tree.h"
 #include "launcher/agent/supervise.h"
 #include "launcher/agent/unique_fd.h"
 #include "launcher/agent/worker_env.h"
+#include "launcher/rendezvous/proof.h"
 
 namespace muster {
 namespace {
@@ -69,6 +72,34 @@ struct Family {
   pid_t launcher;
 };
 
+// With several nodes: becomes the host of the rendezvous, or comes to it.
+int run_node_of_several(LocalNode& node) {
+  JobPlan& plan = node.plan();
+  JobSpec& spec = plan.spec;
+  RendezvousLink opened = open_rendezvous(spec.rendezvous).value();
+  if (!opened.is_host) {
+    const std::string host = fmt::format("{}:{}", spec.rendezvous.host, spec.rendezvous.port);
+    node.events().emit("rendezvous", {{"role", "node"}, {"host", host}});
+    return MemberAgent(node, std::move(opened.link), host).run();
+  }
+  spec.master_addr = spec.rendezvous.host;
+  spec.store_host = opened.address;
+  if (!spec.rendezvous.local_addr.empty()) {
+    spec.master_addr = spec.store_host = spec.rendezvous.local_addr;
+  }
+  plan.token = worker_token(spec.rendezvous.token, spec.run_id);
+  if (spec.is_recipe) claim_run_dir(plan).value();
+  MUSTER_LOG(kInfo, "hosting the rendezvous of job {} at {}:{}", spec.run_id, spec.rendezvous.host,
+             opened.link->port());
+  node.events().emit("rendezvous", {{"role", "host"}, {"port", opened.link->port()}});
+  return Agent(node, std::move(opened.link)).run();
+}
+
+int run_node(LocalNode& node) {
+  if (!node.plan().spec.rendezvous.host.empty()) return run_node_of_several(node);
+  return Agent(node, nullptr).run();
+}
+
 [[noreturn]] void run_agent(Family& family, pid_t guardian, int launcher_pidfd) {
   const UniqueFd guardian_pidfd = watch_parent(guardian);
   become_subreaper("muster-agent");
@@ -81,8 +112,8 @@ struct Family {
                                      {"launcher", family.launcher},
                                      {"guardian", guardian},
                                      {"agent", ::getpid()}});
-    Agent agent(family.plan, std::move(family.events), guardian_pidfd.get(), launcher_pidfd);
-    status = agent.run();
+    LocalNode node(family.plan, std::move(family.events), guardian_pidfd.get(), launcher_pidfd);
+    status = run_node(node);
   } catch (const Error& error) {
     status = exit_status(error.code());
     MUSTER_LOG(kError, "{}", error.what());

@@ -1,5 +1,5 @@
 #pragma once
-/// A job on one node: what to run how often, and running it.
+/// A job, as one of its nodes sees it: what to run how often, and running it.
 ///
 /// run_job() makes the process tree launcher -> guardian -> agent -> workers and returns when
 /// nothing of it is left. The caller decides what a command line or a recipe means; a JobSpec is
@@ -58,6 +58,19 @@ struct JobSpec {
   std::string run_dir;  ///< of a recipe
   bool virtual_local_rank = false;
   LogOptions logs;
+  std::string job;         ///< what all nodes must run alike, for messages: "runs train.py"
+  std::string store_host;  ///< address on which the store listens, when it is not master_addr
+  /// How several nodes find each other; policy.nodes says how many.
+  struct Rendezvous {
+    enum class Role : uint8_t { kAuto, kHost, kMember };
+    std::string host;  ///< "" = one node, no rendezvous
+    int port = 0;
+    Role role = Role::kAuto;  ///< kAuto: who can listen at host:port hosts
+    int node_rank = -1;       ///< -1 = any
+    std::string id;           ///< "" = any job that is there
+    std::string local_addr;   ///< what the host's store is reached by; "" = `host`
+    std::string token;        ///< secret that the agents share
+  } rendezvous;
   std::vector<int> stop_signals;  ///< stop the job; forwarded to the workers
   std::string signals_to_handle;  ///< the same as torchrun's text, for the workers
   std::string events_path;        ///< of machine-readable events; "" = none

@@ -11,6 +11,7 @@
 
 #include "core/base/file_system.h"
 #include "core/base/text.h"
+#include "launcher/agent/node_options.h"
 #include "launcher/agent/proc_file.h"
 #include "launcher/agent/random_id.h"
 #include "launcher/agent/run_lock.h"
@@ -21,6 +22,9 @@ extern char** environ;
 namespace muster {
 namespace {
 namespace stdfs = std::filesystem;
+
+// Restarts because nodes come and go count for nothing, so their number is not known.
+constexpr int64_t kGenerationsForNodes = 1000;
 
 // Makes a folder and proves that files can be made in it: permission bits do not tell everything
 // (read-only mounts, quotas).
@@ -73,16 +77,15 @@ Result<int64_t> reserve_generations(const std::string& run_dir, int64_t count) {
   return used + 1;
 }
 
+bool has_several_nodes(const JobSpec& spec) { return !spec.rendezvous.host.empty(); }
+
 Result<void> plan_folders(JobPlan& plan) {
   const JobSpec& spec = plan.spec;
   if (spec.is_recipe) {
     plan.run_dir = stdfs::absolute(spec.run_dir).lexically_normal().string();
     MUSTER_TRY(make_writable_directory(plan.run_dir));
-    plan.run_lock =
-        std::make_shared<UniqueFd>(MUSTER_TRY(lock_run_dir(plan.run_dir, plan.token_id)));
     plan.incident_dir = plan.run_dir;
-    plan.first_generation =
-        MUSTER_TRY(reserve_generations(plan.run_dir, int64_t{spec.policy.max_restarts} + 1));
+    if (!has_several_nodes(spec)) MUSTER_TRY(claim_run_dir(plan));
   }
   if (spec.logs.none) return {};
   plan.write_files = true;
@@ -96,6 +99,11 @@ Result<void> plan_folders(JobPlan& plan) {
     if (!spec.is_recipe) plan.incident_dir = spec.logs.dir;
   } else if (spec.is_recipe) {
     plan.log_dir = path_join(plan.run_dir, "logs");
+    if (has_several_nodes(spec)) {
+      // Agents may share the folder, and which rank a node will have is not known yet.
+      plan.log_dir = path_join(plan.log_dir, node_options(spec).name);
+      std::replace(plan.log_dir.begin(), plan.log_dir.end(), ':', '-');
+    }
     MUSTER_TRY(move_old_logs_aside(plan.log_dir));
     MUSTER_TRY(make_writable_directory(plan.log_dir));
   } else {
@@ -124,6 +132,18 @@ int quota_cores() {
   return std::max(1, static_cast<int>(quota / period + 0.5));
 }
 }  // namespace
+
+Result<void> claim_run_dir(JobPlan& plan) {
+  plan.run_lock = std::make_shared<UniqueFd>(MUSTER_TRY(lock_run_dir(plan.run_dir, plan.token_id)));
+  plan.reserved_generations = int64_t{plan.spec.policy.max_restarts} + 1;
+  if (has_several_nodes(plan.spec)) plan.reserved_generations += kGenerationsForNodes;
+  plan.first_generation = MUSTER_TRY(reserve_generations(plan.run_dir, plan.reserved_generations));
+  return {};
+}
+
+Result<int64_t> reserve_more_generations(const JobPlan& plan) {
+  return reserve_generations(plan.run_dir, plan.reserved_generations);
+}
 
 int allowed_cores() {
   cpu_set_t mask;

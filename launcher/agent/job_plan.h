@@ -23,7 +23,8 @@ struct JobPlan {
   std::string token;             ///< secret of the job, 32 hexadecimal digits
   std::string token_id;          ///< public name of the job, marks its processes
   int64_t first_generation = 1;  ///< of attempt 0
-  int threads_per_worker = 1;    ///< OMP_NUM_THREADS
+  int64_t reserved_generations = 0;  ///< from it on; 0 = without limit, no other job can have them
+  int threads_per_worker = 1;        ///< OMP_NUM_THREADS
   std::shared_ptr<UniqueFd> run_lock;  ///< of a recipe's run_dir, held as long as the job runs
   std::vector<std::string> inherited;  ///< environment of the launcher
 };
@@ -33,6 +34,14 @@ struct JobPlan {
 /// runs
 ///        in the recipe's run_dir
 Result<JobPlan> make_job_plan(const JobSpec& spec);
+
+/// Makes a recipe's run_dir this job's: the lock, the generations. Part of make_job_plan for a job
+/// on one node; with several nodes the host does it once it is the host.
+/// @error kFailedPrecondition another job runs in it; kIo
+Result<void> claim_run_dir(JobPlan& plan);
+
+/// Reserves as many generations again; returns the first of them. @error kIo
+Result<int64_t> reserve_more_generations(const JobPlan& plan);
 
 /// The folder of one worker in one attempt; "" without log_dir.
 std::string worker_log_dir(const JobPlan& plan, int attempt, int local_rank);

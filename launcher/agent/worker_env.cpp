@@ -34,18 +34,21 @@ bool is_set(const std::vector<std::string>& inherited, std::string_view name) {
 void set_torchrun_variables(const JobPlan& plan, const AttemptInfo& info, int local_rank,
                             Variables& set) {
   const JobSpec& spec = plan.spec;
+  const NodePlace& place = info.place;
   const std::string rank = std::to_string(local_rank);
-  const std::string world_size = std::to_string(spec.local_world_size);
-  set["RANK"] = set["ROLE_RANK"] = rank;
+  set["RANK"] = std::to_string(place.first_rank + local_rank);
   set["LOCAL_RANK"] = spec.virtual_local_rank ? "0" : rank;
-  set["WORLD_SIZE"] = set["LOCAL_WORLD_SIZE"] = set["ROLE_WORLD_SIZE"] = world_size;
-  set["GROUP_RANK"] = "0";
-  set["GROUP_WORLD_SIZE"] = "1";
+  set["WORLD_SIZE"] = std::to_string(place.world_size);
+  set["LOCAL_WORLD_SIZE"] = std::to_string(spec.local_world_size);
+  set["GROUP_RANK"] = std::to_string(place.group_rank);
+  set["GROUP_WORLD_SIZE"] = std::to_string(place.group_world_size);
   set["ROLE_NAME"] = spec.role;
-  set["MASTER_ADDR"] = spec.master_addr;
+  set["ROLE_RANK"] = std::to_string(place.role_first_rank + local_rank);
+  set["ROLE_WORLD_SIZE"] = std::to_string(place.role_world_size);
+  set["MASTER_ADDR"] = info.master_addr;
   set["MASTER_PORT"] = std::to_string(info.master_port);
   set["TORCHELASTIC_RUN_ID"] = spec.run_id;
-  set["TORCHELASTIC_RESTART_COUNT"] = std::to_string(info.attempt);
+  set["TORCHELASTIC_RESTART_COUNT"] = std::to_string(info.failures);
   set["TORCHELASTIC_MAX_RESTARTS"] = std::to_string(spec.policy.max_restarts);
   set["TORCHELASTIC_USE_AGENT_STORE"] = "True";
   set["TORCHELASTIC_SIGNALS_TO_HANDLE"] = spec.signals_to_handle;

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "launcher/agent/job_plan.h"
+#include "launcher/rendezvous/messages.h"
 
 namespace muster {
 
@@ -16,6 +17,9 @@ namespace muster {
 struct AttemptInfo {
   int attempt = 0;
   int64_t generation = 1;
+  int failures = 0;  ///< restarts that count; `attempt` holds those because of nodes too
+  NodePlace place;
+  std::string master_addr;
   int master_port = 0;
 };
 

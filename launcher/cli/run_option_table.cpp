@@ -20,10 +20,12 @@ constexpr std::array kOptions = {
               .note = "",
               .has_variable = false},
     // Where and how many.
-    RunOption{.name = "nnodes",
-              .value_name = "N or MIN:MAX",
-              .help = "Nodes. Only 1 (or 1:1) is possible in this version.",
-              .note = ""},
+    RunOption{
+        .name = "nnodes",
+        .value_name = "N or MIN:MAX",
+        .help = "Nodes of the job. With MIN:MAX it goes on while MIN are left and takes more in up "
+                "to MAX. Default 1.",
+        .note = ""},
     RunOption{.name = "nproc-per-node",
               .value_name = "N",
               .help = "Workers: a number, auto (devices, else cores), gpu or cpu. Default 1; for a "
@@ -36,9 +38,13 @@ constexpr std::array kOptions = {
     RunOption{.name = "standalone",
               .kind = kFlag,
               .value_name = "",
-              .help = "One node, no rendezvous: what one node always is here.",
+              .help = "One node, no rendezvous: what --nnodes 1 always is here.",
               .note = ""},
-    RunOption{.name = "node-rank", .value_name = "N", .help = "Rank of this node: 0.", .note = ""},
+    RunOption{.name = "node-rank",
+              .value_name = "N",
+              .help = "Rank of this node; needed by static, honoured by c10d. The host is 0 when "
+                      "nobody says otherwise.",
+              .note = ""},
     RunOption{
         .name = "master-addr",
         .value_name = "HOST",
@@ -50,7 +56,7 @@ constexpr std::array kOptions = {
               .note = ""},
     RunOption{.name = "local-addr",
               .value_name = "HOST",
-              .help = "Address of this node; used as --master-addr when that is not given.",
+              .help = "Address of this node; MASTER_ADDR when this node hosts the store.",
               .note = ""},
     RunOption{.name = "role",
               .value_name = "NAME",
@@ -58,22 +64,27 @@ constexpr std::array kOptions = {
               .note = ""},
     RunOption{.name = "rdzv-backend",
               .value_name = "NAME",
-              .help = "c10d or static. One node needs no rendezvous; static takes address and port "
-                      "from --rdzv-endpoint.",
+              .help = "How several nodes meet. c10d: at --rdzv-endpoint, in muster's own protocol; "
+                      "the default when an endpoint is given. static: at --master-addr, node rank "
+                      "0 hosts, agents talk on the port after --master-port.",
               .note = ""},
     RunOption{.name = "rdzv-endpoint",
               .value_name = "HOST[:PORT]",
-              .help = "See --rdzv-backend.",
+              .help = "Where they meet; the agent that can listen there hosts. Default port 29400. "
+                      "All nodes need the same MUSTER_JOB_TOKEN (or MUSTER_JOB_TOKEN_FILE) unless "
+                      "HOST is this machine.",
               .note = ""},
     RunOption{.name = "rdzv-id",
               .value_name = "ID",
-              .help = "The run id. Default: a fresh UUID.",
+              .help = "The run id, the same on all nodes. Default: a fresh UUID of the host.",
               .note = ""},
     RunOption{.name = "rdzv-conf",
-              .support = Support::kNoEffect,
               .value_name = "K=V,...",
-              .help = "Rendezvous settings.",
-              .note = "one node has no rendezvous"},
+              .help = "join_timeout (600 s to have MIN nodes), last_call_timeout (1 s for more of "
+                      "them), lease (5 s of silence make a node lost; or keep_alive_interval times "
+                      "keep_alive_max_attempt), is_host, control_port. torchrun's other keys have "
+                      "no effect.",
+              .note = ""},
     // What to run.
     RunOption{.name = "module",
               .letter = 'm',
@@ -201,8 +212,8 @@ std::string run_help() {
       "       muster run [options] -- PROGRAM [argument ...]\n"
       "       muster run [options] [-m] SCRIPT.py [argument ...]\n"
       "\n"
-      "Starts the workers of a job on this machine, restarts them after failures and leaves no\n"
-      "process behind. Options go by torchrun's names, with dashes or underscores, and may be\n"
+      "Starts this node's workers of a job, restarts them after failures and leaves no process\n"
+      "behind. Options go by torchrun's names, with dashes or underscores, and may be\n"
       "shortened. Each also reads an environment variable PET_<NAME>; the command line wins.\n"
       "Python scripts are run by $PYTHON_EXEC or python3.\n"
       "\n"

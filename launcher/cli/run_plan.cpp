@@ -5,41 +5,24 @@
 
 #include <algorithm>
 #include <array>
-#include <charconv>
 #include <csignal>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
-#include <limits>
 
 #include "core/base/file_system.h"
 #include "core/base/text.h"
 #include "launcher/agent/job_plan.h"
+#include "launcher/cli/option_values.h"
+#include "launcher/cli/rendezvous_options.h"
 #include "launcher/recipe/recipe.h"
 
 namespace muster {
 namespace {
 namespace stdfs = std::filesystem;
 
-constexpr int kMaxPort = 65535;
-
-Error wrong(std::string_view option, std::string_view must, std::string_view got) {
-  return make_error(ErrorCode::kInvalidArgument, "--{}: must be {}; got \"{}\"", option, must, got);
-}
-
-Result<int> parse_int(std::string_view option, std::string_view text, int least, int most,
-                      std::string_view must) {
-  const std::string_view digits = trim(text);
-  int number = 0;
-  const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), number);
-  if (error != std::errc() || end != digits.data() + digits.size() || number < least ||
-      number > most) {
-    return wrong(option, must, text);
-  }
-  return number;
-}
-
-constexpr int kAnyInt = std::numeric_limits<int>::max();
+constexpr auto wrong = wrong_option;
+constexpr auto parse_int = parse_int_option;
 
 int count_gpus() {
   int count = 0;
@@ -66,67 +49,17 @@ Result<int> parse_nproc(std::string_view text) {
   return parse_int(kOption, text, 1, 1 << 20, "a number above 0, auto, gpu or cpu");
 }
 
-Result<void> check_nnodes(const std::string& text) {
-  constexpr std::string_view kForm = "N or MIN:MAX with 0 < MIN <= MAX";
-  const std::vector<std::string> parts = split(text, ':');
-  if (parts.size() > 2) return wrong("nnodes", kForm, text);
-  const int least = MUSTER_TRY(parse_int("nnodes", parts[0], 1, kAnyInt, kForm));
-  const int most =
-      parts.size() == 1 ? least : MUSTER_TRY(parse_int("nnodes", parts[1], 1, kAnyInt, kForm));
-  if (most < least) return wrong("nnodes", kForm, text);
-  if (most > 1) return wrong("nnodes", "1: this version runs a job on one node only", text);
-  return {};
-}
-
-Result<void> take_endpoint(const RunArguments& arguments, JobSpec& spec) {
-  const std::string backend = arguments.value("rdzv-backend").value_or("static");
-  if (backend != "static" && backend != "c10d" && !backend.empty()) {
-    return wrong("rdzv-backend", "c10d or static", backend);
-  }
-  const std::string conf = arguments.value("rdzv-conf").value_or("");
-  for (const std::string& pair : split(conf, ',')) {
-    if (conf.empty()) break;
-    const size_t equals = pair.find('=');
-    if (equals == 0 || equals == std::string::npos || equals + 1 == pair.size()) {
-      return wrong("rdzv-conf", "KEY=VALUE,...", conf);
-    }
-  }
-  const std::string endpoint = arguments.value("rdzv-endpoint").value_or("");
-  if (endpoint.empty()) return {};
-  const size_t colon = endpoint.rfind(':');
-  const bool has_port =
-      colon != std::string::npos && endpoint.find(']', colon) == std::string::npos;
-  int port = 0;
-  if (has_port) {
-    port = MUSTER_TRY(parse_int("rdzv-endpoint", endpoint.substr(colon + 1), 0, kMaxPort,
-                                "HOST:PORT with a port up to 65535"));
-  }
-  if (arguments.value("rdzv-backend") == "static") {
-    if (!has_port) return wrong("rdzv-endpoint", "HOST:PORT for the static backend", endpoint);
-    spec.master_addr = endpoint.substr(0, colon);
-    spec.master_port = port;
-  }
-  return {};
-}
-
-Result<void> take_placement(const RunArguments& arguments, JobSpec& spec) {
-  MUSTER_TRY(check_nnodes(arguments.value("nnodes").value_or("1:1")));
-  if (const auto text = arguments.value("node-rank")) {
-    MUSTER_TRY(parse_int("node-rank", *text, 0, 0, "0 for the only node"));
-  }
-  if (!arguments.flag("standalone")) MUSTER_TRY(take_endpoint(arguments, spec));
+Result<void> take_placement(const RunArguments& arguments, const Environment& environment,
+                            JobSpec& spec) {
   if (const auto text = arguments.value("local-addr")) spec.master_addr = *text;
   if (const auto text = arguments.value("master-addr")) spec.master_addr = *text;
   if (const auto text = arguments.value("master-port")) {
     spec.master_port =
         MUSTER_TRY(parse_int("master-port", *text, 0, kMaxPort, "a port from 0 to 65535"));
   }
-  // torchrun's "none" is shared by every job that sets no id, so it counts as none.
-  const std::string id = arguments.value("rdzv-id").value_or("");
-  if (!arguments.flag("standalone") && id != "none") spec.run_id = id;
   spec.role = arguments.value("role").value_or("default");
   spec.virtual_local_rank = arguments.flag("virtual-local-rank");
-  return {};
+  return take_nodes(arguments, environment, spec);
 }
 
 Result<void> take_signals(const RunArguments& arguments, JobSpec& spec) {
@@ -209,11 +142,16 @@ Result<void> take_recipe(const RunArguments& arguments, JobSpec& spec) {
   const Recipe recipe = MUSTER_TRY(load_recipe(path, overrides));
   const auto& mesh = recipe.mesh;
   const int64_t product = mesh.pp * mesh.dp_replicate * mesh.tp * std::max<int64_t>(mesh.fsdp, 1);
+  const NodesPolicy& nodes = spec.policy.nodes;
   if (!arguments.value("nproc-per-node")) {
-    spec.local_world_size = MUSTER_TRY(parse_int("nproc-per-node", std::to_string(product), 1,
-                                                 1 << 20, "given: the mesh is too large"));
+    spec.local_world_size =
+        MUSTER_TRY(parse_int("nproc-per-node", std::to_string(product / nodes.max_nodes), 1,
+                             1 << 20, "given: the mesh does not tell it"));
   }
-  MUSTER_TRY(check_recipe(recipe, spec.local_world_size));
+  for (const int count : {nodes.min_nodes, nodes.max_nodes}) {
+    MUSTER_TRY(check_recipe(recipe, spec.local_world_size * count));
+  }
+  spec.job = fmt::format("a recipe with numbers {}", hex64(recipe_hash(recipe)));
   const std::string worker = path_join(own_directory(), "muster-train");
   if (::access(worker.c_str(), X_OK) != 0) {
     return make_error(ErrorCode::kNotFound, "run {}: the worker must lie beside muster; no {}",
@@ -252,6 +190,7 @@ Result<void> take_program(const RunArguments& arguments, const Environment& envi
   spec.substitution =
       is_own_form ? JobSpec::Substitution::kLocalRank : JobSpec::Substitution::kTemplate;
   spec.title = name;
+  spec.job = stdfs::path(name).filename().string();
   if (!is_plain) {
     const auto python = environment.find("PYTHON_EXEC");
     spec.command = {python == environment.end() ? "python3" : python->second, "-u"};
@@ -301,7 +240,7 @@ Result<JobSpec> plan_run(const RunArguments& arguments, const Environment& envir
                       "run: needs a recipe, a script or, after --, a program; got nothing");
   }
   JobSpec spec;
-  MUSTER_TRY(take_placement(arguments, spec));
+  MUSTER_TRY(take_placement(arguments, environment, spec));
   MUSTER_TRY(take_policy(arguments, environment, spec));
   MUSTER_TRY(take_logs(arguments, environment, spec));
   if (const auto text = arguments.value("nproc-per-node")) {

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "core/base/time.h"
+#include "launcher/rendezvous/nodes.h"
 #include "launcher/rendezvous/worker_exit.h"
 
 namespace muster {
@@ -23,15 +24,23 @@ struct RankExit {
   TimePoint at;
 };
 
-/// The job as its agent sees it.
+/// The job as its agent sees it; with several nodes, the agent of the host.
 struct JobView {
   int world_size = 1;
   bool started = false;   ///< the current attempt has been started
   int attempt = 0;        ///< restarts so far
+  int free_restarts = 0;  ///< how many of them count for nothing: nodes came or went
   int data_restarts = 0;  ///< how many of them answered a failure of class data
   std::vector<RankExit>
       exits{};  ///< of this attempt, in the order seen, before any was told to stop
   std::optional<int> stop_signal{};  ///< somebody asked the job to stop
+  std::vector<NodeView> nodes{};     ///< all that were ever welcome; empty for a job on one node
+  TimePoint forming_since{};         ///< when the latest round ended; for nodes
+  std::string start_failure{};       ///< a node could not start its workers: who and why
+  int start_failure_status = 0;      ///< the exit status that goes with it
+
+  /// Restarts that count against max_restarts.
+  [[nodiscard]] int failures() const noexcept { return attempt - free_restarts; }
 };
 
 /// The limits within which decide() restarts.
@@ -42,6 +51,7 @@ struct RestartPolicy {
   Duration settle = 10ms;
   Duration grace = 30s;        ///< between SIGTERM and SIGKILL
   Duration crash_grace = 30s;  ///< the same after a crash; 0 kills at once
+  NodesPolicy nodes{};
 };
 
 struct Decision {
@@ -51,6 +61,7 @@ struct Decision {
   int exit_status = 0;                 ///< of the job, for kFinish and kGiveUp
   Duration grace{0};                   ///< for the ranks that still run
   std::optional<size_t> cause;         ///< index in JobView::exits of the failure that decided
+  bool is_free = false;                ///< for kRestartGroup: does not count as a restart
   std::optional<TimePoint> ask_again;  ///< for kWait: decide anew at this time, even without event
 };
 

@@ -36,8 +36,19 @@ TEST(RunPlan, WrongValuesAreErrorsThatQuoteThem) {
       {{"--nnodes", "2:1"}, "0 < MIN <= MAX"},
       {{"--nnodes", "1:2:3"}, "MIN:MAX"},
       {{"--nnodes", "1:"}, "MIN:MAX"},
-      {{"--nnodes", "2"}, "one node only"},
-      {{"--nnodes", "1:4"}, "one node only"},
+      {{"--nnodes", "2"}, "--node-rank: must be given"},
+      {{"--nnodes", "2", "--node-rank", "0"}, "--master-addr: must be given"},
+      {{"--nnodes", "2", "--node-rank", "2", "--master-addr", "h"}, "a number from 0 to 1"},
+      {{"--nnodes", "1:4", "--rdzv-backend", "c10d"}, "--rdzv-endpoint: must be given"},
+      {{"--nnodes", "2", "--rdzv-endpoint", "127.0.0.1:0"}, "port 0 can be nobody's goal"},
+      {{"--nnodes", "2", "--standalone"}, "--standalone: means one node"},
+      {{"--nnodes", "2", "--rdzv-endpoint", "h:1"}, "must share a secret; got none"},
+      {{"--nnodes", "2", "--rdzv-endpoint", "127.0.0.1:1", "--rdzv-conf", "lease=0"}, "lease="},
+      {{"--nnodes", "2", "--rdzv-endpoint", "127.0.0.1:1", "--rdzv-conf", "lease=9,join_timeout=3"},
+       "lease must be shorter than join_timeout; got 9 s and 3 s"},
+      {{"--nnodes", "2", "--rdzv-endpoint", "127.0.0.1:1", "--rdzv-conf", "is_host=maybe"},
+       "is_host=true or false"},
+      {{"--rdzv-conf", "join_timout=3"}, "did you mean \"join_timeout\""},
       {{"--node-rank", "1"}, "0 for the only node"},
       {{"--max-restarts", "-1"}, "--max-restarts: must be a number from 0; got \"-1\""},
       {{"--max-restarts", "many"}, "got \"many\""},
@@ -134,6 +145,52 @@ TEST(RunPlan, AStaticEndpointIsTheMasterAddress) {
   ASSERT_OK(spec);
   EXPECT_EQ(spec->master_addr, "127.0.0.1");
   EXPECT_EQ(spec->master_port, 4567);
+}
+
+TEST(RunPlan, SeveralNodesMeetAtTheEndpoint) {
+  const Result<JobSpec> spec =
+      with({"--nnodes", "2:4", "--rdzv-endpoint", "head", "--rdzv-id", "job7", "--rdzv-conf",
+            "join_timeout=30,last_call_timeout=2,keep_alive_interval=2,keep_alive_max_attempt=4"},
+           {{"MUSTER_JOB_TOKEN", "0123456789abcdef"}});
+  ASSERT_OK(spec);
+  EXPECT_EQ(spec->policy.nodes.min_nodes, 2);
+  EXPECT_EQ(spec->policy.nodes.max_nodes, 4);
+  EXPECT_EQ(spec->policy.nodes.join_limit, 30s);
+  EXPECT_EQ(spec->policy.nodes.last_call, 2s);
+  EXPECT_EQ(spec->policy.nodes.lease, 8s);
+  EXPECT_EQ(spec->rendezvous.host, "head");
+  EXPECT_EQ(spec->rendezvous.port, 29400);
+  EXPECT_EQ(spec->rendezvous.id, "job7");
+  EXPECT_EQ(spec->rendezvous.role, JobSpec::Rendezvous::Role::kAuto);
+}
+
+TEST(RunPlan, StaticNodesMeetBesideTheMasterPortAsKubernetesSetsIt) {
+  const Environment environment = {{"PET_NNODES", "2"},
+                                   {"PET_NODE_RANK", "1"},
+                                   {"PET_MASTER_ADDR", "127.0.0.1"},
+                                   {"PET_MASTER_PORT", "29500"},
+                                   {"MUSTER_JOB_TOKEN", "0123456789abcdef"}};
+  const Result<JobSpec> spec = with({}, environment);
+  ASSERT_OK(spec);
+  EXPECT_EQ(spec->master_port, 29500);
+  EXPECT_EQ(spec->rendezvous.host, "127.0.0.1");
+  EXPECT_EQ(spec->rendezvous.port, 29501);
+  EXPECT_EQ(spec->rendezvous.node_rank, 1);
+  EXPECT_EQ(spec->rendezvous.role, JobSpec::Rendezvous::Role::kMember);
+}
+
+TEST(RunPlan, TheTokenComesFromAVariableAFileOrTheUsersOwnFolder) {
+  const TempDirectory directory;
+  const std::string file = directory.file("secret");
+  std::ofstream(file) << "0123456789abcdef0\n";
+  const std::vector<std::string> words = {"--nnodes", "2", "--rdzv-endpoint", "localhost:1"};
+  EXPECT_EQ(with(words, {{"MUSTER_JOB_TOKEN_FILE", file}})->rendezvous.token, "0123456789abcdef0");
+  const Environment own = {{"XDG_RUNTIME_DIR", directory.path()}};
+  const std::string token = with(words, own)->rendezvous.token;
+  EXPECT_EQ(token.size(), 64U);
+  EXPECT_EQ(with(words, own)->rendezvous.token, token);
+  ASSERT_EQ(::chmod(directory.file("muster").c_str(), 0755), 0);
+  EXPECT_THAT(with(words, own), FailsWith(ErrorCode::kIo, HasSubstr("nobody else can read")));
 }
 
 TEST(RunPlan, TheFormOfTheProgramDecidesTheCommand) {

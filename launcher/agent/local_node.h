@@ -1,0 +1,97 @@
+#pragma once
+/// The workers of this node: started, watched, stopped, swept, reported on.
+///
+/// What an agent does with its own hands, whether it decides (Agent) or obeys (MemberAgent). One
+/// loop, one attempt at a time: when an attempt is over, everything below the agent is dead before
+/// the next one starts. It links neither tensors nor devices, so that what kills workers does not
+/// kill it.
+
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "launcher/agent/console.h"
+#include "launcher/agent/event_log.h"
+#include "launcher/agent/event_loop.h"
+#include "launcher/agent/incident.h"
+#include "launcher/agent/job_plan.h"
+#include "launcher/agent/log_pump.h"
+#include "launcher/agent/worker_env.h"
+#include "launcher/agent/worker_group.h"
+#include "launcher/rendezvous/decide.h"
+
+namespace muster {
+
+class LocalNode {
+ public:
+  /// `guardian_pidfd` and `launcher_pidfd` end the job when they become readable; they stay the
+  /// caller's. The signals of the spec and SIGCHLD must be blocked.
+  LocalNode(JobPlan plan, EventLog events, int guardian_pidfd, int launcher_pidfd);
+  ~LocalNode();
+  LocalNode(const LocalNode&) = delete;
+  LocalNode& operator=(const LocalNode&) = delete;
+
+  /// Told of each worker that ends by itself, by its global rank.
+  void set_on_exit(std::function<void(const RankExit&)> on_exit) { on_exit_ = std::move(on_exit); }
+  /// Told when a second SIGINT takes the rest of the grace away.
+  void set_on_kill_now(std::function<void()> told) { on_kill_now_ = std::move(told); }
+
+  [[nodiscard]] EventLoop& loop() noexcept { return loop_; }
+  [[nodiscard]] EventLog& events() noexcept { return events_; }
+  [[nodiscard]] JobPlan& plan() noexcept { return plan_; }
+  [[nodiscard]] const AttemptInfo& info() const noexcept { return info_; }
+  [[nodiscard]] const WorkerGroup* workers() const noexcept { return group_.get(); }
+  /// The first signal that asked the job to stop.
+  [[nodiscard]] std::optional<int> stop_signal() const noexcept { return stop_signal_; }
+
+  /// Starts the workers of an attempt.
+  /// @error  the folders, the pipes, the program; what was started until then is swept by the
+  /// caller
+  Result<void> start(const AttemptInfo& info);
+
+  /// Ends the attempt: `signal`, `grace`, SIGKILL, and a sweep of everything below this process.
+  /// `failed_at` is when the reason for it was there; only for the event log.
+  /// @blocks until nothing is left
+  void stop(int signal, Duration grace, TimePoint failed_at);
+  /// A stop without a grace.
+  void sweep();
+  /// Takes the rest of the grace away.
+  void kill_now() { kill_now_ = true; }
+
+  /// Writes the incident record of the attempt that was stopped, and for a job that ends the table.
+  void report(const Decision& decision, int64_t cause_rank, bool is_final);
+  /// Forgets the attempt, before the next one.
+  void forget_attempt();
+  /// The end of the job on this node: the rest of the output, what became of the logs.
+  int finish(int exit_status, int restarts);
+
+ private:
+  Result<void> make_folders_and_pipes();
+  void on_signals();
+  void on_signal(int signal);
+  void on_exit(Worker& worker);
+  [[noreturn]] void on_supervisor_death(const char* name);
+
+  JobPlan plan_;
+  EventLog events_;
+  EventLoop loop_;
+  UniqueFd signals_;
+  Console stdout_;
+  Console stderr_;
+  std::function<void(const RankExit&)> on_exit_;
+  std::function<void()> on_kill_now_;
+  std::unique_ptr<LogPump> logs_;
+  std::unique_ptr<WorkerGroup> group_;
+  AttemptInfo info_;
+  TimePoint started_at_{};
+  TimePoint failed_at_{};
+  std::optional<int> stop_signal_;
+  int64_t memory_kills_ = -1;  ///< of the control group when the attempt started
+  int64_t lost_log_nbytes_ = 0;
+  bool has_started_ = false;  ///< an attempt is there, running or stopped
+  bool stopping_ = false;
+  bool kill_now_ = false;
+  int interrupts_ = 0;
+};
+
+}  // namespace muster

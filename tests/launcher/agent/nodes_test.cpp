@@ -1,0 +1,246 @@
+// Several agents on loopback: one world, one generation, whatever fails on whichever of them.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <csignal>
+
+#include "tests/launcher/agent/cluster.h"
+
+namespace muster::testing {
+namespace {
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Not;
+
+NodeSetup with(std::vector<std::string> options) { return {.options = std::move(options)}; }
+
+void signal_all(const std::vector<NodeRound>& rounds, int signal) {
+  for (const NodeRound& round : rounds) {
+    for (const pid_t pid : round.pids) ::kill(pid, signal);
+  }
+}
+
+// Waits until the workers of a round have said who they are, so that they know their signals.
+void await_workers(Cluster& cluster, const std::vector<size_t>& indexes,
+                   const std::vector<NodeRound>& rounds) {
+  for (size_t i = 0; i < indexes.size(); ++i) {
+    const std::string text = " generation " + std::to_string(rounds[i].generation) + " ";
+    EXPECT_TRUE(cluster.node(indexes[i])
+                    .await_output(text, static_cast<int>(rounds[i].pids.size()), patient(20s)))
+        << cluster.node(indexes[i]).err();
+  }
+}
+
+void expect_end(Cluster& cluster, size_t index, int status) {
+  const Outcome outcome = cluster.node(index).wait(patient(30s));
+  EXPECT_EQ(outcome.status, status) << "node " << index << ": " << outcome.err;
+  EXPECT_THAT(cluster.processes(index), IsEmpty()) << "node " << index;
+}
+
+TEST(Nodes, TwoAgentsAreOneWorldAndEndTogether) {
+  Cluster cluster("2");
+  cluster.start_host(with({"--nproc-per-node", "2", "--rdzv-id", "job7"}));
+  cluster.start_node(with({"--nproc-per-node", "2", "--rdzv-id", "job7"}));
+  const std::vector<NodeRound> rounds = cluster.await_rounds({0, 1}, 4);
+  EXPECT_EQ(rounds[0].first_rank, 0);
+  EXPECT_EQ(rounds[1].first_rank, 2);
+  await_workers(cluster, {0, 1}, rounds);
+  EXPECT_THAT(cluster.node(0).out(), HasSubstr("rank 1 of 4 node 0 of 2 at 127.0.0.1:"));
+  EXPECT_THAT(cluster.node(1).out(), HasSubstr("rank 3 of 4 node 1 of 2 at 127.0.0.1:"));
+  EXPECT_THAT(cluster.node(1).out(), HasSubstr(" run job7\n"));
+  const auto endpoint = [](const std::string& out) {
+    const size_t at = out.find(" at ");
+    return out.substr(at, out.find(" generation ") - at);
+  };
+  EXPECT_EQ(endpoint(cluster.node(0).out()), endpoint(cluster.node(1).out()));
+  signal_all(rounds, SIGUSR1);
+  expect_end(cluster, 0, 0);
+  expect_end(cluster, 1, 0);
+}
+
+TEST(Nodes, AKilledWorkerRestartsEveryNodeWhereverItWas) {
+  Cluster cluster("2");
+  cluster.start_host(with({"--nproc-per-node", "2", "--max-restarts", "2"}));
+  cluster.start_node(with({"--nproc-per-node", "2", "--max-restarts", "2"}));
+  std::vector<NodeRound> rounds = cluster.await_rounds({0, 1}, 4);
+  for (const size_t victim : {1, 0}) {
+    const std::vector<NodeRound> before = rounds;
+    ::kill(rounds[victim].pids[1], SIGKILL);
+    rounds = cluster.await_rounds({0, 1}, 4);
+    for (const size_t index : {0, 1}) {
+      EXPECT_EQ(rounds[index].generation, before[index].generation + 1);
+      EXPECT_EQ(rounds[index].group_rank, static_cast<int>(index));
+    }
+  }
+  await_workers(cluster, {0, 1}, rounds);
+  EXPECT_THAT(cluster.node(1).out(), HasSubstr("failures 2"));
+  // The budget is the job's, not a node's.
+  ::kill(rounds[1].pids[0], SIGKILL);
+  expect_end(cluster, 0, 128 + SIGKILL);
+  expect_end(cluster, 1, 128 + SIGKILL);
+  EXPECT_THAT(cluster.node(0).err(), HasSubstr("all 2 restarts are used"));
+  EXPECT_THAT(cluster.node(1).err(), HasSubstr("all 2 restarts are used"));
+}
+
+TEST(Nodes, AFailureThatNoRestartCanHelpEndsAllWithItsStatus) {
+  Cluster cluster("2");
+  cluster.start_host(with({"--max-restarts", "5"}));
+  cluster.start_node(with({"--max-restarts", "5"}));
+  const std::vector<NodeRound> rounds = cluster.await_rounds({0, 1}, 2);
+  await_workers(cluster, {0, 1}, rounds);
+  ::kill(rounds[1].pids[0], SIGHUP);  // exits 64
+  expect_end(cluster, 0, 64);
+  expect_end(cluster, 1, 64);
+  EXPECT_THAT(cluster.node(1).err(), HasSubstr("cause"));
+  EXPECT_THAT(cluster.node(0).err(), HasSubstr("collateral"));
+}
+
+TEST(Nodes, AKilledNodeIsReplacedByFewerAndALateOneIsTakenIn) {
+  Cluster cluster("1:2", "last_call_timeout=20");
+  cluster.start_host(with({"--nproc-per-node", "2"}));
+  cluster.start_node(with({"--nproc-per-node", "2"}));
+  const std::vector<NodeRound> both = cluster.await_rounds({0, 1}, 4);
+  cluster.kill_node(1);
+  const NodeRound alone = cluster.await_round(0);
+  EXPECT_EQ(alone.world_size, 2);
+  EXPECT_EQ(alone.generation, both[0].generation + 1);
+  cluster.start_node(with({"--nproc-per-node", "2"}));
+  const std::vector<NodeRound> again = cluster.await_rounds({0, 2}, 4);
+  EXPECT_EQ(again[0].generation, alone.generation + 1);
+  EXPECT_EQ(again[1].group_rank, 1);
+  await_workers(cluster, {0, 2}, again);
+  // Nodes that come and go count for nothing: --max-restarts is 0.
+  EXPECT_THAT(cluster.node(0).out(), Not(HasSubstr("failures 1")));
+  signal_all(again, SIGUSR1);
+  expect_end(cluster, 0, 0);
+  expect_end(cluster, 2, 0);
+  EXPECT_THAT(cluster.processes(1), IsEmpty());
+}
+
+TEST(Nodes, AKilledAgentTakesItsOwnNodeOnly) {
+  Cluster cluster("1:2", "last_call_timeout=20");
+  cluster.start_host();
+  MusterProcess& lost = cluster.start_node();
+  const pid_t agent = lost.await_event("job_start")["agent"];
+  cluster.await_rounds({0, 1}, 2);
+  ::kill(agent, SIGKILL);
+  const NodeRound alone = cluster.await_round(0);
+  EXPECT_EQ(alone.world_size, 1);
+  expect_end(cluster, 1, 128 + SIGKILL);
+  await_workers(cluster, {0}, {alone});
+  signal_all({alone}, SIGUSR1);
+  expect_end(cluster, 0, 0);
+}
+
+TEST(Nodes, BelowTheMinimumANewAgentIsAwaited) {
+  Cluster cluster("2");
+  cluster.start_host();
+  cluster.start_node();
+  const std::vector<NodeRound> before = cluster.await_rounds({0, 1}, 2);
+  cluster.kill_node(1);
+  ASSERT_TRUE(cluster.node(0).await_output("is lost", 1, patient(20s))) << cluster.node(0).err();
+  cluster.start_node();
+  const std::vector<NodeRound> after = cluster.await_rounds({0, 2}, 2);
+  EXPECT_GT(after[0].generation, before[0].generation);
+  await_workers(cluster, {0, 2}, after);
+  signal_all(after, SIGUSR1);
+  expect_end(cluster, 0, 0);
+  expect_end(cluster, 2, 0);
+}
+
+TEST(Nodes, WithoutANewAgentTheJobEndsAtTheDeadline) {
+  Cluster cluster("2", "join_timeout=1,lease=0.5");
+  cluster.start_host();
+  expect_end(cluster, 0, 75);
+  EXPECT_THAT(cluster.node(0).err(), HasSubstr("1 of 2 nodes were there after 1 s"));
+}
+
+TEST(Nodes, WithoutTheHostEveryOtherNodeEndsAndSaysWhy) {
+  Cluster cluster("2");
+  cluster.start_host(with({"--nproc-per-node", "2"}));
+  cluster.start_node(with({"--nproc-per-node", "2"}));
+  cluster.await_rounds({0, 1}, 4);
+  cluster.kill_node(0);
+  expect_end(cluster, 1, 75);
+  EXPECT_THAT(cluster.node(1).err(), HasSubstr("the host of the rendezvous is lost"));
+}
+
+TEST(Nodes, ASilentNodeIsLostAfterItsLeaseAndFencedWhenItWakes) {
+  Cluster cluster("1:2", "lease=1,last_call_timeout=20");
+  cluster.start_host();
+  MusterProcess& frozen = cluster.start_node();
+  const pid_t agent = frozen.await_event("job_start")["agent"];
+  const std::vector<NodeRound> both = cluster.await_rounds({0, 1}, 2);
+  ::kill(agent, SIGSTOP);
+  const NodeRound alone = cluster.await_round(0);
+  EXPECT_EQ(alone.world_size, 1);
+  EXPECT_GT(alone.generation, both[0].generation);
+  EXPECT_THAT(cluster.node(0).err(), HasSubstr("it was silent for 1 s"));
+  ::kill(agent, SIGCONT);
+  expect_end(cluster, 1, 75);
+  await_workers(cluster, {0}, {alone});
+  signal_all({alone}, SIGUSR1);
+  expect_end(cluster, 0, 0);
+}
+
+TEST(Nodes, OneThatIsToldToStopLeavesAndTheOthersGoOn) {
+  Cluster cluster("1:2", "last_call_timeout=20");
+  cluster.start_host();
+  cluster.start_node();
+  cluster.await_rounds({0, 1}, 2);
+  cluster.node(1).signal(SIGTERM);
+  const NodeRound alone = cluster.await_round(0);
+  EXPECT_EQ(alone.world_size, 1);
+  EXPECT_THAT(cluster.node(0).err(), HasSubstr("it left, stopped by SIGTERM"));
+  expect_end(cluster, 1, 128 + SIGTERM);
+  await_workers(cluster, {0}, {alone});
+  signal_all({alone}, SIGUSR1);
+  expect_end(cluster, 0, 0);
+}
+
+TEST(Nodes, TheHostsSignalStopsAll) {
+  Cluster cluster("2");
+  cluster.start_host();
+  cluster.start_node();
+  cluster.await_rounds({0, 1}, 2);
+  cluster.node(0).signal(SIGTERM);
+  expect_end(cluster, 0, 128 + SIGTERM);
+  expect_end(cluster, 1, 128 + SIGTERM);
+}
+
+TEST(Nodes, UnevenNodesHaveContiguousRanks) {
+  Cluster cluster("3");
+  cluster.start_host(with({"--nproc-per-node", "3"}));
+  cluster.start_node(with({"--nproc-per-node", "2", "--node-rank", "2"}));
+  cluster.start_node(with({"--nproc-per-node", "1", "--node-rank", "1"}));
+  const std::vector<NodeRound> rounds = cluster.await_rounds({0, 1, 2}, 6);
+  EXPECT_EQ(rounds[0].first_rank, 0);
+  EXPECT_EQ(rounds[2].first_rank, 3);
+  EXPECT_EQ(rounds[1].first_rank, 4);
+  EXPECT_EQ(rounds[1].group_rank, 2);
+  cluster.node(0).signal(SIGTERM);
+  for (const size_t index : {0, 1, 2}) expect_end(cluster, index, 128 + SIGTERM);
+}
+
+TEST(Nodes, OneThatCannotStartItsProgramEndsTheJobByName) {
+  Cluster cluster("2");
+  const TempDirectory directory;
+  const std::string program = directory.file("env");
+  ASSERT_EQ(::symlink("/usr/bin/env", program.c_str()), 0);
+  cluster.start_host(
+      {.options = {"--nproc-per-node", "1"}, .command = {"--", "/usr/bin/env", "sleep", "1000"}});
+  cluster.start_node({.options = {}, .command = {"--", program, "sleep", "1000"}});
+  ASSERT_EQ(::unlink(program.c_str()), 0);
+  // Whether the node noticed before it joined or when it had to start, the host does not hang.
+  const Outcome node = cluster.node(1).wait(patient(30s));
+  EXPECT_EQ(node.status, 66) << node.err;
+  if (node.err.find("spawn") != std::string::npos) {
+    expect_end(cluster, 0, 66);
+    EXPECT_THAT(cluster.node(0).err(), HasSubstr("No such file"));
+  }
+}
+
+}  // namespace
+}  // namespace muster::testing
