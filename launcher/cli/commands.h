@@ -18,4 +18,7 @@ int recipe_command(std::span<char*> args);
 /// `muster drill`: runs a recipe under injected faults and compares the outcome with the file.
 int drill_command(std::span<char*> args);
 
+/// `muster report`: writes one HTML file that shows a run.
+int report_command(std::span<char*> args);
+
 }  // namespace muster

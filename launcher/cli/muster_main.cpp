@@ -31,6 +31,7 @@ constexpr std::array kVerbs = {
     Verb{"run", "start a recipe or a program on this machine and keep it running", run_command},
     Verb{"recipe", "check, explain and print recipes", recipe_command},
     Verb{"drill", "run a recipe under injected faults and check the recovery", drill_command},
+    Verb{"report", "write one HTML file that shows a run", report_command},
     Verb{"ckpt", "list, verify and print checkpoints", nullptr},
     Verb{"ops", "list operators", nullptr},
     Verb{"data", "look at training data", nullptr},

@@ -1,0 +1,68 @@
+// `muster report`: one HTML file that shows a run.
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <string>
+#include <vector>
+
+#include "core/base/file_system.h"
+#include "core/base/units.h"
+#include "launcher/cli/commands.h"
+#include "launcher/report/page.h"
+
+namespace muster {
+namespace {
+struct Arguments {
+  std::string directory;
+  std::string output;
+  std::string agent_events;
+  bool as_json = false;
+};
+
+Result<void> run(const Arguments& arguments) {
+  const RunFolder folder = MUSTER_TRY(read_run_folder(arguments.directory, arguments.agent_events));
+  const std::string text = arguments.as_json ? report_data(folder) + "\n" : report_page(folder);
+  if (arguments.output == "-") {
+    fmt::print("{}", text);
+    return {};
+  }
+  const std::string path =
+      !arguments.output.empty()
+          ? arguments.output
+          : path_join(arguments.directory, arguments.as_json ? "report.json" : "report.html");
+  MUSTER_TRY(write_file_durably(real_file_system(), path, text));
+  int64_t damaged = 0;
+  for (const DamagedFile& file : folder.damaged) damaged += file.lines;
+  fmt::print("{}: {}, {} steps, {} incidents{}\n", path,
+             format_bytes({static_cast<int64_t>(text.size())}), folder.metrics.rows(),
+             folder.incidents.size(),
+             damaged > 0 ? fmt::format(", {} damaged lines passed over", damaged) : "");
+  return {};
+}
+}  // namespace
+
+int report_command(std::span<char*> args) {
+  CLI::App app("Writes one HTML file that shows a run: curves, attempts, checkpoints, incidents.",
+               "muster report");
+  Arguments arguments;
+  app.add_option("run_dir", arguments.directory, "folder of a run (run.dir of its recipe)")
+      ->required();
+  app.add_option("-o,--output", arguments.output,
+                 "file to write, \"-\" for stdout; RUN_DIR/report.html when not given");
+  app.add_option("--events", arguments.agent_events,
+                 "file that `muster run --events` wrote; RUN_DIR/agent_events.jsonl and "
+                 "RUN_DIR.agent_events.jsonl are found");
+  app.add_flag("--json", arguments.as_json, "write the page's data only");
+  std::vector<std::string> reversed(args.rbegin(), args.rend());  // CLI11 takes them from the back
+  try {
+    app.parse(reversed);
+  } catch (const CLI::ParseError& error) {
+    const int status = app.exit(error);
+    return status == 0 ? 0 : exit_status(ErrorCode::kInvalidArgument);
+  }
+  const Result<void> done = run(arguments);
+  if (done.ok()) return 0;
+  fmt::print(stderr, "{}\n", done.error().what());
+  return exit_status(done.error().code());
+}
+}  // namespace muster
