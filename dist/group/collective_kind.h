@@ -20,7 +20,8 @@ enum class CollectiveKind : uint8_t {
   kBarrier,
 };
 
-enum class ReduceOp : uint8_t { kSum, kAvg, kProduct, kMin, kMax };
+/// kAvg takes floating tensors only; kBand, kBor and kBxor take integers and bools only.
+enum class ReduceOp : uint8_t { kSum, kAvg, kProduct, kMin, kMax, kBand, kBor, kBxor };
 
 /// "all_reduce", "send", ...: the name users call.
 std::string_view to_string(CollectiveKind kind) noexcept;

@@ -18,8 +18,46 @@ void check_tensor(CollectiveKind kind, const Tensor& tensor, const char* what) {
 void check_reduce(CollectiveKind kind, ReduceOp op, const Tensor& tensor) {
   MUSTER_CHECK(op != ReduceOp::kAvg || is_floating(tensor.dtype()), ErrorCode::kInvalidArgument,
                "{}: avg needs a floating tensor; got {}", to_string(kind), tensor);
+  const bool is_bitwise = op == ReduceOp::kBand || op == ReduceOp::kBor || op == ReduceOp::kBxor;
+  MUSTER_CHECK(!is_bitwise || !is_floating(tensor.dtype()), ErrorCode::kInvalidArgument,
+               "{}: {} needs an integer or bool tensor; got {}", to_string(kind), to_string(op),
+               tensor);
 }
 
+// The pieces of `tensor` along its first dim: `splits` rows each, or equal ones without splits.
+std::vector<Tensor> cut_rows(const Tensor& tensor, const std::vector<int64_t>& splits, int ranks,
+                             const char* what) {
+  check_tensor(CollectiveKind::kAllToAll, tensor, what);
+  MUSTER_CHECK(tensor.ndim() >= 1, ErrorCode::kInvalidArgument,
+               "all_to_all_single: {} must have a first dim to split; got {}", what, tensor);
+  const int64_t rows = tensor.sizes()[0];
+  std::vector<int64_t> counts = splits;
+  if (splits.empty()) {
+    MUSTER_CHECK(rows % ranks == 0, ErrorCode::kInvalidArgument,
+                 "all_to_all_single: without splits the rows of {} must divide by {} ranks; got {}",
+                 what, ranks, tensor);
+    counts.assign(static_cast<size_t>(ranks), rows / ranks);
+  }
+  int64_t total = 0;
+  bool is_valid = counts.size() == static_cast<size_t>(ranks);
+  for (const int64_t count : counts) {
+    is_valid = is_valid && count >= 0 && count <= rows - total;
+    total += count;
+  }
+  MUSTER_CHECK(is_valid && total == rows, ErrorCode::kInvalidArgument,
+               "all_to_all_single: {} splits must be {} sizes with sum {}; got [{}] for {}", what,
+               ranks, rows, fmt::join(splits, ", "), tensor);
+  std::vector<Tensor> pieces;
+  int64_t row = 0;
+  for (const int64_t count : counts) {
+    Layout layout = tensor.layout();
+    layout.sizes[0] = count;
+    layout.offset += row * layout.strides[0];
+    pieces.push_back(alias_with_layout(tensor, std::move(layout)));
+    row += count;
+  }
+  return pieces;
+}
 }  // namespace
 
 std::string_view to_string(CollectiveKind kind) noexcept {
@@ -30,7 +68,8 @@ std::string_view to_string(CollectiveKind kind) noexcept {
 }
 
 std::string_view to_string(ReduceOp op) noexcept {
-  constexpr std::string_view kNames[] = {"sum", "avg", "product", "min", "max"};
+  constexpr std::string_view kNames[] = {"sum", "avg",  "product", "min",
+                                         "max", "band", "bor",     "bxor"};
   return kNames[static_cast<size_t>(op)];
 }
 
@@ -75,6 +114,8 @@ ProcessGroup::WorkPtr ProcessGroup::launch(CollectiveKind kind, ReduceOp op, int
   if (agreed != nullptr) {
     descriptor.sizes = DimVector(agreed->sizes());
     descriptor.dtype = agreed->dtype();
+  } else if (!inputs.empty()) {
+    descriptor.dtype = inputs[0].dtype();
   }
   for (const Tensor& input : inputs) descriptor.numel += input.numel();
   const bool is_pair = kind == CollectiveKind::kSend || kind == CollectiveKind::kRecv;
@@ -238,10 +279,28 @@ ProcessGroup::WorkPtr ProcessGroup::all_to_all(const std::vector<Tensor>& output
   MUSTER_CHECK(outputs.size() == world && inputs.size() == world, ErrorCode::kInvalidArgument,
                "all_to_all: {} inputs and outputs; got {} and {}", world, inputs.size(),
                outputs.size());
-  for (const Tensor& tensor : inputs) check_tensor(kKind, tensor, "each input");
-  for (const Tensor& tensor : outputs) check_tensor(kKind, tensor, "each output");
+  for (const std::vector<Tensor>* list : {&inputs, &outputs}) {
+    for (const Tensor& tensor : *list) {
+      check_tensor(kKind, tensor, list == &inputs ? "each input" : "each output");
+      MUSTER_CHECK(tensor.dtype() == inputs[0].dtype(), ErrorCode::kInvalidArgument,
+                   "all_to_all: all inputs and outputs must have one dtype; got {} and {}",
+                   inputs[0], tensor);
+    }
+  }
+  const auto own = static_cast<size_t>(group_rank());
+  MUSTER_CHECK(inputs[own].numel() == outputs[own].numel(), ErrorCode::kInvalidArgument,
+               "all_to_all: group rank {} must expect of itself what it sends to itself; got input "
+               "{} and output {}",
+               own, inputs[own], outputs[own]);
   // Splits differ by rank, so the backend compares piece sizes pair by pair.
   return launch(kKind, ReduceOp::kSum, kNoPeer, outputs, inputs, nullptr, 0, async_op, site);
+}
+
+ProcessGroup::WorkPtr ProcessGroup::all_to_all_single(const Tensor& output, const Tensor& input,
+                                                      Splits output_splits, Splits input_splits,
+                                                      bool async_op, Site site) {
+  return all_to_all(cut_rows(output, output_splits, world_size(), "output"),
+                    cut_rows(input, input_splits, world_size(), "input"), async_op, site);
 }
 
 ProcessGroup::WorkPtr ProcessGroup::barrier(bool async_op, Site site) {
@@ -251,22 +310,41 @@ ProcessGroup::WorkPtr ProcessGroup::barrier(bool async_op, Site site) {
 
 ProcessGroup::WorkPtr ProcessGroup::send(const Tensor& tensor, int group_dst, bool async_op,
                                          Site site) {
+  return send_tagged(tensor, group_dst, 0, async_op, site);
+}
+
+ProcessGroup::WorkPtr ProcessGroup::send_tagged(const Tensor& tensor, int group_dst, uint64_t tag,
+                                                bool async_op, Site site) {
   check_peer(CollectiveKind::kSend, group_dst);
   check_tensor(CollectiveKind::kSend, tensor, "tensor");
-  return launch(CollectiveKind::kSend, ReduceOp::kSum, group_dst, {}, {tensor}, &tensor, 0,
+  return launch(CollectiveKind::kSend, ReduceOp::kSum, group_dst, {}, {tensor}, &tensor, tag,
                 async_op, site);
 }
 
 ProcessGroup::WorkPtr ProcessGroup::recv(const Tensor& tensor, int group_src, bool async_op,
                                          Site site) {
+  return recv_tagged(tensor, group_src, 0, async_op, site);
+}
+
+ProcessGroup::WorkPtr ProcessGroup::recv_tagged(const Tensor& tensor, int group_src, uint64_t tag,
+                                                bool async_op, Site site) {
   check_peer(CollectiveKind::kRecv, group_src);
   check_tensor(CollectiveKind::kRecv, tensor, "tensor");
-  return launch(CollectiveKind::kRecv, ReduceOp::kSum, group_src, {tensor}, {}, &tensor, 0,
+  return launch(CollectiveKind::kRecv, ReduceOp::kSum, group_src, {tensor}, {}, &tensor, tag,
                 async_op, site);
 }
 
 void ProcessGroup::run(const WorkPtr& work) {
-  Result<void> result = work->wait(Deadline::after(options_.timeout));
+  const Deadline deadline = Deadline::after(options_.timeout);
+  const bool watches = options_.on_slow && options_.slow_after < options_.timeout;
+  Result<void> result = work->wait(watches ? Deadline::after(options_.slow_after) : deadline);
+  if (watches && !result.ok() && result.error().code() == ErrorCode::kTimeout) {
+    SlowPeers slow{.global_ranks = {}, .operation = work->descriptor().describe(), .waited = options_.slow_after};
+    for (const int peer : work->late_ranks())
+      slow.global_ranks.push_back(options_.global_ranks[static_cast<size_t>(peer)]);
+    if (!slow.global_ranks.empty()) options_.on_slow(slow);
+    result = work->wait(deadline);
+  }
   if (result.ok()) return;
   Error error = result.error();
   for (const std::string& line : recorder_.last(5)) error.add_context("last: " + line);
@@ -285,6 +363,11 @@ Result<std::unique_ptr<ProcessGroup>> ProcessGroup::subgroup(const std::string& 
       return make_error(ErrorCode::kInvalidArgument,
                         "subgroup {}: ranks must be in [0, {}) of group {}; got {}", name,
                         world_size(), this->name(), rank);
+    }
+    if (std::count(group_ranks.begin(), group_ranks.end(), rank) > 1) {
+      return make_error(ErrorCode::kInvalidArgument,
+                        "subgroup {}: each rank may be named once; got [{}]", name,
+                        fmt::join(group_ranks, ", "));
     }
     if (rank == group_rank()) options.group_rank = static_cast<int>(options.global_ranks.size());
     options.global_ranks.push_back(options_.global_ranks[static_cast<size_t>(rank)]);

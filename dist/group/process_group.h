@@ -5,6 +5,7 @@
 /// root, dtype, shape, call order); a rank that does something else is named with both call sites.
 /// Ranks are group ranks throughout. One thread launches on a group at a time.
 
+#include <functional>
 #include <memory>
 #include <source_location>
 #include <string>
@@ -15,6 +16,13 @@
 
 namespace muster {
 
+/// Peers that one operation has waited for longer than the group finds right.
+struct SlowPeers {
+  std::vector<int> global_ranks;
+  std::string operation;  ///< as WorkDescriptor::describe()
+  Duration waited{0};
+};
+
 class ProcessGroup {
  public:
   struct Options {
@@ -23,6 +31,10 @@ class ProcessGroup {
     std::vector<int> global_ranks;  ///< of all members, in group order
     Duration timeout = 30s;         ///< default deadline of run()
     std::string axis;               ///< mesh axis, for messages
+    /// run() calls `on_slow` once for an operation that waits longer than this, and waits on;
+    /// subgroups inherit both.
+    Duration slow_after = Duration::max();
+    std::function<void(const SlowPeers&)> on_slow;
   };
 
   ProcessGroup(Options options, std::unique_ptr<Backend> backend);
@@ -81,6 +93,12 @@ class ProcessGroup {
   /// Piece j of the inputs goes to rank j; sizes may differ and may be 0.
   WorkPtr all_to_all(const std::vector<Tensor>& outputs, const std::vector<Tensor>& inputs,
                      bool async_op = false, Site site = Site::current());
+  using Splits = const std::vector<int64_t>&;
+  /// The same along the first dim of two tensors: `input_splits[j]` rows go to rank j, and
+  /// `output_splits[j]` rows come from it; empty splits mean equal pieces.
+  WorkPtr all_to_all_single(const Tensor& output, const Tensor& input, Splits output_splits = {},
+                            Splits input_splits = {}, bool async_op = false,
+                            Site site = Site::current());
   WorkPtr barrier(bool async_op = false, Site site = Site::current());
 
   /// Point to point; numbered per ordered pair of ranks, independent of the collectives. A send is
@@ -89,6 +107,12 @@ class ProcessGroup {
                Site site = Site::current());
   WorkPtr recv(const Tensor& tensor, int group_src, bool async_op = false,
                Site site = Site::current());
+  /// The same, where both sides must also agree on `tag`, which says what the message is.
+  /// @error kMismatch from wait(): the other side's next message has another tag
+  WorkPtr send_tagged(const Tensor& tensor, int group_dst, uint64_t tag, bool async_op = false,
+                      Site site = Site::current());
+  WorkPtr recv_tagged(const Tensor& tensor, int group_src, uint64_t tag, bool async_op = false,
+                      Site site = Site::current());
 
   /// Waits with the group's timeout and throws what went wrong, with the last operations as
   /// context.

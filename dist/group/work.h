@@ -9,6 +9,7 @@
 #include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "core/base/result.h"
 #include "core/base/time.h"
@@ -54,6 +55,8 @@ class Work {
   /// @source c10d Work::wait, except that a failure is returned, never thrown
   [[nodiscard]] virtual Result<void> wait(Deadline deadline) = 0;
 
+  /// Group ranks that a pending operation waits for, as far as the backend knows. @thread any
+  [[nodiscard]] virtual std::vector<int> late_ranks() const { return {}; }
   /// True once the outcome is known. Does not make progress.
   [[nodiscard]] virtual bool done() const noexcept = 0;
   [[nodiscard]] const WorkDescriptor& descriptor() const noexcept { return descriptor_; }

@@ -12,15 +12,40 @@
 
 namespace muster::testing {
 
+namespace {
+std::map<std::string, BackendMember>& members() {
+  static std::map<std::string, BackendMember> joined = {
+      {"shm",
+       {"shm",
+        {.survives_peer_death = true},
+        [](RankContext& ctx) -> Result<std::unique_ptr<Backend>> {
+          return std::unique_ptr<Backend>(
+              MUSTER_TRY(ShmBackend::open_world({.store = ctx.shared_store(),
+                                                 .global_rank = ctx.group_rank(),
+                                                 .world_size = ctx.world_size(),
+                                                 .arena_capacity = 1_GiB},
+                                                ctx.deadline())));
+        }}}};
+  return joined;
+}
+}  // namespace
+
+bool join_backend_suite(BackendMember member) {
+  const std::string name = member.name;
+  return members().emplace(name, std::move(member)).second;
+}
+
+std::vector<BackendMember> backend_members() {
+  std::vector<BackendMember> all;
+  for (const auto& [name, member] : members()) all.push_back(member);
+  return all;
+}
+
 RankContext::~RankContext() = default;
 
 ProcessGroup& RankContext::group() {
   if (!group_) {
-    std::unique_ptr<Backend> backend =
-        ShmBackend::open_world(
-            {.store = store_, .global_rank = rank_, .world_size = world_, .arena_capacity = 1_GiB},
-            deadline_)
-            .value();
+    std::unique_ptr<Backend> backend = members().at(backend_).open(*this).value();
     ProcessGroup::Options options;
     options.group_rank = rank_;
     for (int r = 0; r < world_; ++r) options.global_ranks.push_back(r);
@@ -30,14 +55,15 @@ ProcessGroup& RankContext::group() {
   return *group_;
 }
 
-void run_ranks(int world, const std::function<void(RankContext&)>& body, Duration at_most) {
+void run_ranks(int world, const std::function<void(RankContext&)>& body, Duration at_most,
+               const std::string& backend) {
   const auto store = std::make_shared<HashStore>();
   const Deadline deadline = Deadline::after(at_most);
   std::mutex mutex;
   std::string first_failure;
   std::vector<std::unique_ptr<RankContext>> contexts;
   for (int rank = 0; rank < world; ++rank) {
-    contexts.push_back(std::make_unique<RankContext>(rank, world, store, deadline));
+    contexts.push_back(std::make_unique<RankContext>(rank, world, store, deadline, backend));
   }
   std::vector<std::thread> threads;
   for (int rank = 0; rank < world; ++rank) {

@@ -3,7 +3,7 @@
 ///
 /// run_ranks() is fast and runs under TSan. spawn_ranks() re-executes the test binary with a named
 /// body (RANK_BODY), so that a rank has its own address space. Both have a deadline; the first rank
-/// that fails ends the others.
+/// that fails ends the others. Ranks talk over shm unless a test names another backend.
 
 #include <functional>
 #include <map>
@@ -17,10 +17,29 @@
 
 namespace muster::testing {
 
+class RankContext;
+
+/// A backend with real peers, as the conformance suite sees it.
+struct BackendMember {
+  std::string name;
+  BackendAbilities abilities;
+  std::function<Result<std::unique_ptr<Backend>>(RankContext&)> open;
+};
+inline void PrintTo(const BackendMember& member, std::ostream* out) { *out << member.name; }
+/// Joins the suite; returns a dummy to initialise a static with. shm has joined already.
+bool join_backend_suite(BackendMember member);
+/// All that joined, by name.
+std::vector<BackendMember> backend_members();
+
 class RankContext {
  public:
-  RankContext(int rank, int world, std::shared_ptr<Store> store, Deadline deadline)
-      : rank_(rank), world_(world), store_(std::move(store)), deadline_(deadline) {}
+  RankContext(int rank, int world, std::shared_ptr<Store> store, Deadline deadline,
+              std::string backend = "shm")
+      : rank_(rank),
+        world_(world),
+        store_(std::move(store)),
+        deadline_(deadline),
+        backend_(std::move(backend)) {}
   ~RankContext();
   RankContext(const RankContext&) = delete;
   RankContext& operator=(const RankContext&) = delete;
@@ -30,7 +49,7 @@ class RankContext {
   [[nodiscard]] Deadline deadline() const noexcept { return deadline_; }
   [[nodiscard]] Store& store() const noexcept { return *store_; }
   [[nodiscard]] const std::shared_ptr<Store>& shared_store() const noexcept { return store_; }
-  /// The world over shm, opened on first use. @collective all ranks
+  /// The world, opened on first use. @collective all ranks
   ProcessGroup& group();
 
   /// For spawned ranks: tells the test that this point is reached, and stays there while `held`.
@@ -39,16 +58,19 @@ class RankContext {
   void report(const Result<void>& outcome);
 
  private:
-  friend void run_ranks(int world, const std::function<void(RankContext&)>& body, Duration at_most);
+  friend void run_ranks(int world, const std::function<void(RankContext&)>& body, Duration at_most,
+                        const std::string& backend);
   int rank_;
   int world_;
   std::shared_ptr<Store> store_;
   Deadline deadline_;
+  std::string backend_;
   std::unique_ptr<ProcessGroup> group_;
 };
 
 /// Runs `body` once per rank, each on a thread. Exceptions become test failures that name the rank.
-void run_ranks(int world, const std::function<void(RankContext&)>& body, Duration at_most = 60s);
+void run_ranks(int world, const std::function<void(RankContext&)>& body, Duration at_most = 60s,
+               const std::string& backend = "shm");
 
 using RankBody = std::function<void(RankContext&)>;
 /// Registers a body for spawn_ranks; returns a dummy to initialise a static with.
@@ -57,7 +79,8 @@ bool register_rank_body(const std::string& name, RankBody body);
 /// Ranks as processes. The destructor kills and reaps what is left.
 class World {
  public:
-  World(int size, const std::string& body_name, Duration at_most = 60s);
+  World(int size, const std::string& body_name, Duration at_most = 60s,
+        const std::string& backend = "shm");
   ~World();
   World(const World&) = delete;
   World& operator=(const World&) = delete;

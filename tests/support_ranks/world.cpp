@@ -32,7 +32,8 @@ int run_rank_body() {
   options.port = int_from_environment("MUSTER_TEST_PORT");
   std::shared_ptr<Store> store = TcpStore::open(options, deadline).value();
   RankContext context(int_from_environment("MUSTER_TEST_RANK"),
-                      int_from_environment("MUSTER_TEST_WORLD"), store, deadline);
+                      int_from_environment("MUSTER_TEST_WORLD"), store, deadline,
+                      std::getenv("MUSTER_TEST_BACKEND"));
   const char* name = std::getenv("MUSTER_TEST_RANK_BODY");
   try {
     bodies().at(name)(context);
@@ -72,7 +73,7 @@ struct World::State {
   Deadline deadline = Deadline::never();
 };
 
-World::World(int size, const std::string& body_name, Duration at_most)
+World::World(int size, const std::string& body_name, Duration at_most, const std::string& backend)
     : state_(std::make_unique<State>()) {
   state_->deadline = Deadline::after(at_most);
   state_->server = TcpStoreServer::open({}).value();
@@ -83,6 +84,7 @@ World::World(int size, const std::string& body_name, Duration at_most)
     std::vector<std::string> added = {
         "MUSTER_TEST_CHILD=rank",
         fmt::format("MUSTER_TEST_RANK_BODY={}", body_name),
+        fmt::format("MUSTER_TEST_BACKEND={}", backend),
         fmt::format("MUSTER_TEST_RANK={}", rank),
         fmt::format("MUSTER_TEST_WORLD={}", size),
         fmt::format("MUSTER_TEST_PORT={}", state_->server->port()),

@@ -29,9 +29,14 @@ void copy(const Tensor& to, const Tensor& from, int64_t from_element = 0) {
     std::memmove(to.data_ptr(), source, static_cast<size_t>(to.nbytes()));
 }
 
-// All ranks contribute the same: a sum is a multiple, a product a power, the rest the value itself.
+// All ranks contribute the same: a sum is a multiple, a product a power, pairs of equal bits cancel
+// under bxor, and the rest is the value itself.
 void reduce_same(const Tensor& tensor, ReduceOp op, int ranks) {
-  if ((op != ReduceOp::kSum && op != ReduceOp::kProduct) || tensor.data_ptr() == nullptr) return;
+  if (tensor.data_ptr() == nullptr) return;
+  if (op == ReduceOp::kBxor && ranks % 2 == 0) {
+    std::memset(tensor.data_ptr(), 0, static_cast<size_t>(tensor.nbytes()));
+  }
+  if (op != ReduceOp::kSum && op != ReduceOp::kProduct) return;
   visit_dtype(tensor.dtype(), [&](auto type) {
     using T = decltype(type);
     T* values = static_cast<T*>(tensor.data_ptr());

@@ -113,8 +113,8 @@ bool Context::has_ended(const Peer& peer) noexcept {
   return ::poll(&entry, 1, 0) == 1;
 }
 
-WaitOutcome Context::wait_for(Clock& clock, uint32_t target, const Peer& peer,
-                              const std::atomic<bool>& aborted, Deadline deadline) const {
+WaitOutcome Context::wait_for(Clock& clock, uint32_t target, const Peer& peer, AbortFlags flags,
+                              Deadline deadline) const {
   for (int round = 0; round < spin_rounds_; ++round) {
     if (reached(clock, target)) return WaitOutcome::kReached;
     _mm_pause();
@@ -122,12 +122,13 @@ WaitOutcome Context::wait_for(Clock& clock, uint32_t target, const Peer& peer,
   while (true) {
     clock.waiters.fetch_add(1, std::memory_order_seq_cst);
     const uint32_t seen = clock.ticks.load(std::memory_order_seq_cst);
-    if (static_cast<int32_t>(seen - target) < 0 && !aborted.load(std::memory_order_acquire)) {
+    if (static_cast<int32_t>(seen - target) < 0 && !flags.own.load(std::memory_order_acquire)) {
       futex_wait(clock.ticks, seen, std::min(kParkSlice, deadline.left()));
     }
     clock.waiters.fetch_sub(1, std::memory_order_relaxed);
     if (reached(clock, target)) return WaitOutcome::kReached;
-    if (aborted.load(std::memory_order_acquire)) return WaitOutcome::kAborted;
+    if (flags.own.load(std::memory_order_acquire)) return WaitOutcome::kAborted;
+    if (flags.peer.load(std::memory_order_acquire) != 0) return WaitOutcome::kPeerAborted;
     // A peer that finished its part and left normally has set its clock before it ended.
     if (has_ended(peer))
       return reached(clock, target) ? WaitOutcome::kReached : WaitOutcome::kPeerLost;

@@ -27,7 +27,13 @@ struct Peer {
 };
 
 /// Why a wait ended.
-enum class WaitOutcome : uint8_t { kReached, kDeadline, kPeerLost, kAborted };
+enum class WaitOutcome : uint8_t { kReached, kDeadline, kPeerLost, kAborted, kPeerAborted };
+
+/// Flags that end a wait: the peer's, seen within milliseconds, and this rank's own.
+struct AbortFlags {
+  const std::atomic<uint32_t>& peer;
+  const std::atomic<bool>& own;
+};
 
 class Context {
  public:
@@ -58,8 +64,8 @@ class Context {
 
   /// Waits until `clock` shows at least `target` ticks (modulo wrap).
   /// @blocks spins briefly where cores suffice for all ranks, then parks in the kernel
-  WaitOutcome wait_for(Clock& clock, uint32_t target, const Peer& peer,
-                       const std::atomic<bool>& aborted, Deadline deadline) const;
+  WaitOutcome wait_for(Clock& clock, uint32_t target, const Peer& peer, AbortFlags flags,
+                       Deadline deadline) const;
   /// Sets the clock and wakes those who wait for it.
   static void advance(Clock& clock, uint32_t ticks) noexcept;
   /// Wakes waiters without a tick, so that they look at abort flags.

@@ -12,32 +12,13 @@
 #include <cstdint>
 #include <cstring>
 
-#include "dist/group/backend.h"
+#include "dist/group/written_descriptor.h"
 
 namespace muster::shm {
 
 /// Payloads up to this size travel inside the announcement: one synchronisation instead of two.
 inline constexpr int64_t kInlineNbytes = 1024;
-inline constexpr int kMaxWrittenDims = 8;
 inline constexpr int kMessagesInFlight = 32;
-
-/// A WorkDescriptor without pointers, for a peer's error message.
-struct WrittenDescriptor {
-  uint64_t contract = 0;
-  uint64_t seq = 0;
-  CollectiveKind kind = CollectiveKind::kBarrier;
-  ReduceOp op = ReduceOp::kSum;
-  DType dtype = DType::kF32;
-  int8_t ndim = 0;
-  int32_t peer = kNoPeer;
-  uint32_t line = 0;
-  std::array<int64_t, kMaxWrittenDims> sizes{};
-  std::array<char, 96> file{};
-
-  void write(const WorkDescriptor& from);
-  /// For messages about `group`.
-  [[nodiscard]] std::string describe(const std::string& group) const;
-};
 
 /// What a rank says of one operation before its clock shows the arrival.
 struct Announcement {
@@ -68,8 +49,8 @@ struct alignas(64) Outbox {
 /// A rank's block for one group. `outboxes` and `taken` have one entry per group rank behind it.
 struct ControlBlock {
   Clock clock;
-  std::atomic<uint32_t> aborted{0};
-  std::array<char, 192> abort_reason{};
+  std::atomic<uint32_t> aborted{0};  ///< an ErrorCode: this rank gave the group up
+  std::array<char, 960> abort_reason{};
   std::array<Announcement, 2> announcements;
 };
 

@@ -105,19 +105,43 @@ std::optional<Error> ShmBackend::Group::failure() const {
 void ShmBackend::Group::abort(const std::string& reason) {
   fail(make_error(ErrorCode::kAborted, "group {}: aborted on {}: {}", options.group_name,
                   name_of(options.group_rank), reason));
-  shm::ControlBlock& own = own_block();
-  const size_t length = std::min(reason.size(), own.abort_reason.size() - 1);
-  std::memcpy(own.abort_reason.data(), reason.data(), length);
-  own.abort_reason[length] = '\0';
-  own.aborted.store(1, std::memory_order_release);
   is_aborted = true;
+  post_notice(Error(ErrorCode::kAborted, reason));
+  changed_.notify_all();
+}
+
+void ShmBackend::Group::post_notice(const Error& error) {
+  shm::ControlBlock& own = own_block();
+  {
+    const std::lock_guard lock(mutex_);
+    if (own.aborted.load(std::memory_order_relaxed) != 0) return;
+    const std::string& reason = error.message();
+    const size_t length = std::min(reason.size(), own.abort_reason.size() - 1);
+    std::memcpy(own.abort_reason.data(), reason.data(), length);
+    own.abort_reason[length] = '\0';
+    own.aborted.store(static_cast<uint32_t>(error.code()), std::memory_order_release);
+  }
   // Peers wait for our clock, we wait for theirs: wake both sides so that the flags are seen now.
   for (shm::ControlBlock* block : blocks) shm::Context::wake(block->clock);
   for (int peer = 0; peer < size(); ++peer) {
     shm::Context::wake(shm::outbox(block(peer), options.group_rank).sent);
+    shm::Context::wake(shm::outbox(own, peer).sent);
     shm::Context::wake(shm::taken(block(peer), size(), options.group_rank));
+    shm::Context::wake(shm::taken(own, size(), peer));
   }
-  changed_.notify_all();
+}
+
+Error ShmBackend::Group::read_notice(int peer, const WorkDescriptor& what) const {
+  const shm::ControlBlock& block = *blocks[static_cast<size_t>(peer)];
+  const auto code = static_cast<ErrorCode>(block.aborted.load(std::memory_order_acquire));
+  const char* text = block.abort_reason.data();
+  const std::string reason(text, ::strnlen(text, block.abort_reason.size()));
+  if (code == ErrorCode::kMismatch) {
+    return make_error(code, "{}: {} found that ranks diverged: {}", what.describe(), name_of(peer),
+                      reason);
+  }
+  return make_error(ErrorCode::kAborted, "{}: {} aborted the group: {}", what.describe(),
+                    name_of(peer), reason);
 }
 
 std::string ShmBackend::Group::name_of(int group_rank) const {

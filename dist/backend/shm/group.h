@@ -46,6 +46,10 @@ class ShmBackend::Group {
   void fail(const Error& error);
   [[nodiscard]] std::optional<Error> failure() const;
   void abort(const std::string& reason);
+  /// Tells the peers why this rank gave the group up; the first notice counts.
+  void post_notice(const Error& error);
+  /// What a peer's notice means for an operation of this rank.
+  [[nodiscard]] Error read_notice(int peer, const WorkDescriptor& what) const;
   /// Ends what is pending and joins the group's thread; pending works hold the group, so the
   /// backend calls this before it lets go.
   void close();
@@ -88,6 +92,7 @@ class ShmWork final : public Work {
   ~ShmWork() override;
 
   Result<void> wait(Deadline deadline) override;
+  [[nodiscard]] std::vector<int> late_ranks() const override;
   [[nodiscard]] bool done() const noexcept override {
     return done_.load(std::memory_order_acquire);
   }
@@ -110,7 +115,7 @@ class ShmWork final : public Work {
   bool await_peer(int peer, shm::Clock& clock, uint32_t target, Deadline deadline, bool* finished);
   [[nodiscard]] bool must_leave_after(int peer) const;
   [[nodiscard]] std::optional<Error> compare_contract(int peer,
-                                                      const shm::WrittenDescriptor& theirs) const;
+                                                      const WrittenDescriptor& theirs) const;
   void act();
   void act_all_reduce();
   void act_gather();

@@ -9,6 +9,7 @@
 #include <memory>
 
 #include "dist/backend/shm/context.h"
+#include "dist/group/backend.h"
 
 namespace muster {
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "dist/backend/shm/group.h"
-#include "dist/backend/shm/reduce.h"
+#include "dist/group/reduce.h"
 
 namespace muster {
 namespace {
@@ -34,9 +34,8 @@ ShmWork::~ShmWork() { release_stage(); }
 Result<void> ShmWork::wait(Deadline deadline) {
   if (!done() && !group_->drive(*this, deadline)) {
     std::string late;
-    for (int peer = 0; peer < group_->size(); ++peer) {
+    for (const int peer : late_ranks()) {
       const uint32_t ticks = group_->block(peer).clock.ticks.load(std::memory_order_acquire);
-      if (peer == group_->options.group_rank || ticks + 1 >= 2 * descriptor().seq) continue;
       late +=
           fmt::format("\n  {} has not arrived; its last is #{}", group_->name_of(peer), ticks / 2);
     }
@@ -47,9 +46,25 @@ Result<void> ShmWork::wait(Deadline deadline) {
   return {};
 }
 
+std::vector<int> ShmWork::late_ranks() const {
+  if (descriptor().kind == CollectiveKind::kSend) return {};
+  if (descriptor().kind == CollectiveKind::kRecv) return {descriptor().peer};
+  std::vector<int> late;
+  for (int peer = 0; peer < group_->size(); ++peer) {
+    const uint32_t ticks = group_->block(peer).clock.ticks.load(std::memory_order_acquire);
+    if (peer != group_->options.group_rank && ticks + 1 < 2 * descriptor().seq)
+      late.push_back(peer);
+  }
+  return late;
+}
+
 void ShmWork::finish(std::optional<Error> error) {
   if (done()) return;
-  if (error) group_->fail(*error);
+  if (error) {
+    group_->fail(*error);
+    // Ranks that see nothing wrong between themselves would wait for this one.
+    if (error->code() == ErrorCode::kMismatch) group_->post_notice(*error);
+  }
   error_ = std::move(error);
   release_stage();
   request_.inputs.clear();
@@ -82,20 +97,17 @@ bool ShmWork::execute(Deadline deadline) {
 bool ShmWork::await_peer(int peer, shm::Clock& clock, uint32_t target, Deadline deadline,
                          bool* finished) {
   ControlBlock& block = group_->block(peer);
-  const WaitOutcome outcome =
-      group_->context->wait_for(clock, target, group_->peer(peer), group_->is_aborted, deadline);
+  const WaitOutcome outcome = group_->context->wait_for(
+      clock, target, group_->peer(peer), {block.aborted, group_->is_aborted}, deadline);
   *finished = true;
   switch (outcome) {
     case WaitOutcome::kReached:
       return true;
     case WaitOutcome::kDeadline:
-      if (block.aborted.load(std::memory_order_acquire) == 0) {
-        *finished = false;
-        return false;
-      }
-      finish(make_error(ErrorCode::kAborted, "{}: {} aborted the group: {}",
-                        descriptor().describe(), group_->name_of(peer),
-                        std::string(block.abort_reason.data())));
+      *finished = false;
+      return false;
+    case WaitOutcome::kPeerAborted:
+      finish(group_->read_notice(peer, descriptor()));
       return false;
     case WaitOutcome::kAborted:
       finish(group_->failure());
@@ -108,17 +120,12 @@ bool ShmWork::await_peer(int peer, shm::Clock& clock, uint32_t target, Deadline 
   return false;
 }
 
-std::optional<Error> ShmWork::compare_contract(int peer,
-                                               const shm::WrittenDescriptor& theirs) const {
-  if (theirs.contract == descriptor().contract) return std::nullopt;
-  shm::WrittenDescriptor mine;
+std::optional<Error> ShmWork::compare_contract(int peer, const WrittenDescriptor& theirs) const {
+  WrittenDescriptor mine;
   mine.write(descriptor());
-  const std::string& group = group_->options.group_name;
-  return make_error(ErrorCode::kMismatch,
-                    "{} #{} in group {} ({} ranks): ranks diverged\n  {}: {}\n  {}: {}",
-                    to_string(descriptor().kind), descriptor().seq, group, group_->size(),
-                    group_->name_of(group_->options.group_rank), mine.describe(group),
-                    group_->name_of(peer), theirs.describe(group));
+  return compare_contracts(group_->options.group_name, group_->size(),
+                           {mine, group_->name_of(group_->options.group_rank)},
+                           {theirs, group_->name_of(peer)});
 }
 
 std::byte* ShmWork::stage(int64_t nbytes) {
@@ -156,12 +163,15 @@ void ShmWork::announce() {
                          (kind == CollectiveKind::kAllGather && request_.outputs.size() > 1);
   is_inline_ = !is_uneven && agreed * pieces <= shm::kInlineNbytes;
   if (kind == CollectiveKind::kAllToAll) {
-    const int64_t table = group_->size() * static_cast<int64_t>(sizeof(int64_t));
+    const int64_t table = 2 * group_->size() * static_cast<int64_t>(sizeof(int64_t));
     std::byte* at = stage(table + payload_nbytes());
     slot.input_offset = arena.offset_of(at);
     std::byte* to = at + table;
+    auto* sends = reinterpret_cast<int64_t*>(at);
+    int64_t* expects = sends + group_->size();
     for (size_t i = 0; i < request_.inputs.size(); ++i) {
-      reinterpret_cast<int64_t*>(at)[i] = request_.inputs[i].nbytes();
+      sends[i] = request_.inputs[i].nbytes();
+      expects[i] = request_.outputs[i].nbytes();
       copy_bytes(to, bytes_of(request_.inputs[i]), request_.inputs[i].nbytes());
       to += request_.inputs[i].nbytes();
     }
@@ -240,7 +250,7 @@ void ShmWork::act_all_reduce() {
   std::vector<const std::byte*> sources(size);
   for (size_t r = 0; r < size; ++r) sources[r] = input_of(static_cast<int>(r), tensor.nbytes());
   if (is_inline_)
-    return shm::reduce_buffers(descriptor().op, tensor.dtype(), bytes_of(tensor), sources, count);
+    return reduce_buffers(descriptor().op, tensor.dtype(), bytes_of(tensor), sources, count);
   std::vector<std::byte*> targets(size);
   for (size_t r = 0; r < size; ++r) {
     const Announcement& slot =
@@ -257,7 +267,7 @@ void ShmWork::act_all_reduce() {
     const int64_t n = std::min(kTile, end - from);
     std::vector<const std::byte*> at(size);
     for (size_t r = 0; r < size; ++r) at[r] = sources[r] + from * item;
-    shm::reduce_buffers(descriptor().op, tensor.dtype(), tile, at, n);
+    reduce_buffers(descriptor().op, tensor.dtype(), tile, at, n);
     for (std::byte* target : targets) copy_bytes(target + from * item, tile, n * item);
   }
 }
@@ -290,14 +300,22 @@ void ShmWork::act_all_to_all() {
   const int own = group_->options.group_rank;
   for (int peer = 0; peer < size; ++peer) {
     const Tensor& output = request_.outputs[static_cast<size_t>(peer)];
-    const int64_t table_nbytes = size * static_cast<int64_t>(sizeof(int64_t));
-    const auto* table = reinterpret_cast<const int64_t*>(input_of(peer, table_nbytes));
+    const Tensor& input = request_.inputs[static_cast<size_t>(peer)];
+    // What a rank sends to each, then what it expects of each: both sides of a pair see a mismatch.
+    const int64_t table_nbytes = 2 * size * static_cast<int64_t>(sizeof(int64_t));
+    const auto* sends = reinterpret_cast<const int64_t*>(input_of(peer, table_nbytes));
+    const int64_t* expects = sends + size;
+    WrittenDescriptor mine;
+    mine.write(descriptor());
+    const Announcement& slot = group_->block(peer).announcements[descriptor().seq % 2];
+    std::optional<Error> diverged =
+        compare_pieces(group_->options.group_name, size, {mine, group_->name_of(own)},
+                       {slot.descriptor, group_->name_of(peer)}, {input.nbytes(), output.nbytes()},
+                       {sends[own], expects[own]});
+    if (diverged) throw std::move(*diverged);
     int64_t offset = table_nbytes;
-    for (int i = 0; i < own; ++i) offset += table[i];
-    MUSTER_CHECK(table[own] == output.nbytes(), ErrorCode::kMismatch,
-                 "{}: {} sends {} bytes to {}, which expects {} ({})", descriptor().describe(),
-                 group_->name_of(peer), table[own], group_->name_of(own), output.nbytes(), output);
-    copy_bytes(bytes_of(output), input_of(peer, offset + table[own]) + offset, output.nbytes());
+    for (int i = 0; i < own; ++i) offset += sends[i];
+    copy_bytes(bytes_of(output), input_of(peer, offset + sends[own]) + offset, output.nbytes());
   }
 }
 
@@ -325,8 +343,8 @@ void ShmWork::act() {
       for (size_t r = 0; r < size; ++r) {
         sources[r] = input_of(static_cast<int>(r), from + output.nbytes()) + from;
       }
-      return shm::reduce_buffers(descriptor().op, output.dtype(), bytes_of(output), sources,
-                                 output.numel());
+      return reduce_buffers(descriptor().op, output.dtype(), bytes_of(output), sources,
+                            output.numel());
     }
     case CollectiveKind::kBroadcast:
       return copy_bytes(bytes_of(request_.outputs[0]),

@@ -1,15 +1,55 @@
-// The suite that every backend with real peers passes; shm joins here.
+// The suite that every backend with real peers passes. Members join by join_backend_suite().
 #include <fmt/format.h>
 
 #include <cmath>
 #include <csignal>
+#include <tuple>
 
 #include "tests/support_ranks/ranks.h"
 
 namespace muster {
 namespace {
+using testing::BackendMember;
 using testing::RankContext;
-using testing::run_ranks;
+
+// A case that runs once for each member; bodies start ranks on the member under test.
+class BackendSuite : public ::testing::TestWithParam<BackendMember> {
+ protected:
+  static void run_ranks(int world, const std::function<void(RankContext&)>& body) {
+    testing::run_ranks(world, body, 60s, GetParam().name);
+  }
+  static std::unique_ptr<testing::World> spawn_ranks(int world, const std::string& body) {
+    return std::make_unique<testing::World>(world, body, 60s, GetParam().name);
+  }
+};
+
+#define BACKEND_SUITE(suite)                                                                 \
+  class suite : public BackendSuite {};                                                      \
+  INSTANTIATE_TEST_SUITE_P(Backends, suite, ::testing::ValuesIn(testing::backend_members()), \
+                           [](const auto& p) { return p.param.name; })
+
+BACKEND_SUITE(Abilities);
+BACKEND_SUITE(AllReduce);
+BACKEND_SUITE(AllGather);
+BACKEND_SUITE(AllToAll);
+BACKEND_SUITE(SendRecv);
+BACKEND_SUITE(Async);
+BACKEND_SUITE(Subgroup);
+BACKEND_SUITE(Contract);
+BACKEND_SUITE(Deadlines);
+BACKEND_SUITE(Abort);
+BACKEND_SUITE(PeerDeath);
+BACKEND_SUITE(Processes);
+
+TEST_P(Abilities, AreThoseThatTheBackendStates) {
+  run_ranks(1, [](RankContext& ctx) {
+    Backend& backend = ctx.group().backend();
+    EXPECT_EQ(backend.name(), GetParam().name);
+    EXPECT_EQ(backend.abilities().send_recv, GetParam().abilities.send_recv);
+    EXPECT_EQ(backend.abilities().all_to_all, GetParam().abilities.all_to_all);
+    EXPECT_EQ(backend.abilities().survives_peer_death, GetParam().abilities.survives_peer_death);
+  });
+}
 
 Tensor values(Dims sizes, DType dtype, const std::function<double(int64_t)>& at,
               Allocator* allocator = nullptr) {
@@ -51,18 +91,28 @@ struct Case {
   int64_t count;
   bool in_arena;
 };
-class Sizes : public ::testing::TestWithParam<Case> {};
-INSTANTIATE_TEST_SUITE_P(Shm, Sizes,
-                         ::testing::Values(Case{1, 10, false}, Case{2, 0, false}, Case{2, 1, false},
-                                           Case{3, 100, false}, Case{2, 5000, false},
-                                           Case{4, 10007, true}, Case{3, 100003, false}),
-                         [](const auto& p) {
-                           return fmt::format("w{}_n{}_{}", p.param.world, p.param.count,
-                                              p.param.in_arena ? "arena" : "heap");
-                         });
+class Sizes : public ::testing::TestWithParam<std::tuple<BackendMember, Case>> {
+ protected:
+  static Case size_case() { return std::get<1>(GetParam()); }
+  static void run_ranks(int world, const std::function<void(RankContext&)>& body) {
+    testing::run_ranks(world, body, 60s, std::get<0>(GetParam()).name);
+  }
+};
+INSTANTIATE_TEST_SUITE_P(
+    Backends, Sizes,
+    ::testing::Combine(::testing::ValuesIn(testing::backend_members()),
+                       ::testing::Values(Case{1, 10, false}, Case{2, 0, false}, Case{2, 1, false},
+                                         Case{3, 100, false}, Case{2, 5000, false},
+                                         Case{4, 10007, true}, Case{3, 100003, false},
+                                         Case{2, 3000001, true})),
+    [](const auto& p) {
+      const Case& size = std::get<1>(p.param);
+      return fmt::format("{}_w{}_n{}_{}", std::get<0>(p.param).name, size.world, size.count,
+                         size.in_arena ? "arena" : "heap");
+    });
 
 TEST_P(Sizes, AllReduceSumsWhatEachRankContributed) {
-  const Case param = GetParam();
+  const Case param = size_case();
   run_ranks(param.world, [&](RankContext& ctx) {
     Allocator* allocator = param.in_arena ? &ctx.group().communication_allocator() : nullptr;
     const int rank = ctx.group_rank();
@@ -78,7 +128,7 @@ TEST_P(Sizes, AllReduceSumsWhatEachRankContributed) {
 }
 
 TEST_P(Sizes, AllGatherConcatenatesInRankOrder) {
-  const Case param = GetParam();
+  const Case param = size_case();
   run_ranks(param.world, [&](RankContext& ctx) {
     Allocator* allocator = param.in_arena ? &ctx.group().communication_allocator() : nullptr;
     const int rank = ctx.group_rank();
@@ -95,7 +145,7 @@ TEST_P(Sizes, AllGatherConcatenatesInRankOrder) {
 }
 
 TEST_P(Sizes, ReduceScatterGivesEachRankItsPieceReduced) {
-  const Case param = GetParam();
+  const Case param = size_case();
   run_ranks(param.world, [&](RankContext& ctx) {
     const int rank = ctx.group_rank();
     const Tensor in = values({param.world * param.count}, DType::kF64,
@@ -109,7 +159,7 @@ TEST_P(Sizes, ReduceScatterGivesEachRankItsPieceReduced) {
 }
 
 TEST_P(Sizes, BroadcastReduceGatherAndScatterAgree) {
-  const Case param = GetParam();
+  const Case param = size_case();
   run_ranks(param.world, [&](RankContext& ctx) {
     const int rank = ctx.group_rank(), root = param.world - 1;
     ProcessGroup& group = ctx.group();
@@ -132,7 +182,7 @@ TEST_P(Sizes, BroadcastReduceGatherAndScatterAgree) {
   });
 }
 
-TEST(AllReduce, AveragesBf16InF32) {
+TEST_P(AllReduce, AveragesBf16InF32) {
   run_ranks(3, [](RankContext& ctx) {
     // 1 + 2^-8 + 2^-8 needs nine bits: rounding after each addition would lose it.
     const double mine[] = {1.0, 0x1p-8, 0x1p-8};
@@ -142,7 +192,7 @@ TEST(AllReduce, AveragesBf16InF32) {
   });
 }
 
-TEST(AllReduce, KeepsNanInMinAndMax) {
+TEST_P(AllReduce, KeepsNanInMinAndMax) {
   run_ranks(2, [](RankContext& ctx) {
     const Tensor x = values({4}, DType::kF32, [&](int64_t i) {
       return i == 2 && ctx.group_rank() == 1 ? NAN : double(i);
@@ -153,7 +203,7 @@ TEST(AllReduce, KeepsNanInMinAndMax) {
   });
 }
 
-TEST(AllGather, TakesPiecesOfDifferentSizes) {
+TEST_P(AllGather, TakesPiecesOfDifferentSizes) {
   run_ranks(3, [](RankContext& ctx) {
     const int64_t counts[] = {3, 0, 2};
     const int rank = ctx.group_rank();
@@ -168,7 +218,7 @@ TEST(AllGather, TakesPiecesOfDifferentSizes) {
   });
 }
 
-TEST(AllToAll, ExchangesUnevenPieces) {
+TEST_P(AllToAll, ExchangesUnevenPieces) {
   run_ranks(3, [](RankContext& ctx) {
     const int rank = ctx.group_rank();
     std::vector<Tensor> in, out;
@@ -182,7 +232,7 @@ TEST(AllToAll, ExchangesUnevenPieces) {
   });
 }
 
-TEST(SendRecv, BothSidesMaySendFirst) {
+TEST_P(SendRecv, BothSidesMaySendFirst) {
   run_ranks(2, [](RankContext& ctx) {
     const int rank = ctx.group_rank(), other = 1 - rank;
     const int64_t count = int64_t{1} << 22;
@@ -195,7 +245,7 @@ TEST(SendRecv, BothSidesMaySendFirst) {
   });
 }
 
-TEST(SendRecv, KeepsOrderOverManyMessages) {
+TEST_P(SendRecv, KeepsOrderOverManyMessages) {
   run_ranks(2, [](RankContext& ctx) {
     for (int round = 0; round < 100; ++round) {
       const Tensor x = values({round % 7}, DType::kI64, [&](int64_t i) { return round * 10 + i; });
@@ -210,7 +260,7 @@ TEST(SendRecv, KeepsOrderOverManyMessages) {
   });
 }
 
-TEST(Async, WorksOfTwoGroupsMayBeAwaitedInAnyOrder) {
+TEST_P(Async, WorksOfTwoGroupsMayBeAwaitedInAnyOrder) {
   run_ranks(2, [](RankContext& ctx) {
     const auto second = ctx.group().subgroup("second", {0, 1}, ctx.deadline()).value();
     const Tensor a = values({1000}, DType::kF32, [](int64_t) { return 1; });
@@ -229,7 +279,7 @@ TEST(Async, WorksOfTwoGroupsMayBeAwaitedInAnyOrder) {
   });
 }
 
-TEST(Subgroup, NumbersAndRanksAreItsOwn) {
+TEST_P(Subgroup, NumbersAndRanksAreItsOwn) {
   run_ranks(4, [](RankContext& ctx) {
     const int rank = ctx.group_rank();
     const std::vector<int> members =
@@ -249,35 +299,55 @@ struct Divergence {
   const char* name;
   std::function<ProcessGroup::WorkPtr(ProcessGroup&)> first, second;
 };
+void PrintTo(const Divergence& value, std::ostream* out) { *out << value.name; }
 
-class Contract : public ::testing::TestWithParam<Divergence> {};
+class Divergences : public ::testing::TestWithParam<std::tuple<BackendMember, Divergence>> {};
 
 Tensor zeros(int64_t count, DType dtype = DType::kF32) {
   return values({count}, dtype, [](int64_t) { return 0; });
 }
 
 INSTANTIATE_TEST_SUITE_P(
-    Shm, Contract,
-    ::testing::Values(
-        Divergence{"kind", [](ProcessGroup& g) { return g.all_reduce(zeros(4)); },
-                   [](ProcessGroup& g) { return g.all_gather_into_tensor(zeros(8), zeros(4)); }},
-        Divergence{"size", [](ProcessGroup& g) { return g.all_reduce(zeros(14)); },
-                   [](ProcessGroup& g) { return g.all_reduce(zeros(15)); }},
-        Divergence{"dtype", [](ProcessGroup& g) { return g.all_reduce(zeros(4)); },
-                   [](ProcessGroup& g) { return g.all_reduce(zeros(4, DType::kF64)); }},
-        Divergence{"reduce_op", [](ProcessGroup& g) { return g.all_reduce(zeros(4)); },
-                   [](ProcessGroup& g) { return g.all_reduce(zeros(4), ReduceOp::kMax); }},
-        Divergence{"root", [](ProcessGroup& g) { return g.broadcast(zeros(4), 0); },
-                   [](ProcessGroup& g) { return g.broadcast(zeros(4), 1); }},
-        Divergence{"large", [](ProcessGroup& g) { return g.all_reduce(zeros(1 << 20)); },
-                   [](ProcessGroup& g) {
-                     return g.reduce_scatter_tensor(zeros(1 << 19), zeros(1 << 20));
-                   }}),
-    [](const auto& p) { return std::string(p.param.name); });
+    Backends, Divergences,
+    ::testing::Combine(
+        ::testing::ValuesIn(testing::backend_members()),
+        ::testing::Values(
+            Divergence{
+                "kind", [](ProcessGroup& g) { return g.all_reduce(zeros(4)); },
+                [](ProcessGroup& g) { return g.all_gather_into_tensor(zeros(8), zeros(4)); }},
+            Divergence{"size", [](ProcessGroup& g) { return g.all_reduce(zeros(14)); },
+                       [](ProcessGroup& g) { return g.all_reduce(zeros(15)); }},
+            Divergence{"dtype", [](ProcessGroup& g) { return g.all_reduce(zeros(4)); },
+                       [](ProcessGroup& g) { return g.all_reduce(zeros(4, DType::kF64)); }},
+            Divergence{"reduce_op", [](ProcessGroup& g) { return g.all_reduce(zeros(4)); },
+                       [](ProcessGroup& g) { return g.all_reduce(zeros(4), ReduceOp::kMax); }},
+            Divergence{"root", [](ProcessGroup& g) { return g.broadcast(zeros(4), 0); },
+                       [](ProcessGroup& g) { return g.broadcast(zeros(4), 1); }},
+            Divergence{"large", [](ProcessGroup& g) { return g.all_reduce(zeros(1 << 20)); },
+                       [](ProcessGroup& g) {
+                         return g.reduce_scatter_tensor(zeros(1 << 19), zeros(1 << 20));
+                       }},
+            Divergence{"reduce_root", [](ProcessGroup& g) { return g.reduce(zeros(4), 0); },
+                       [](ProcessGroup& g) { return g.reduce(zeros(4), 1); }},
+            Divergence{"splits",
+                       [](ProcessGroup& g) {
+                         return g.all_to_all_single(zeros(5), zeros(4), {2, 3}, {2, 2});
+                       },
+                       [](ProcessGroup& g) {
+                         return g.all_to_all_single(zeros(5), zeros(4), {3, 2}, {2, 2});
+                       }},
+            Divergence{"split_dtype",
+                       [](ProcessGroup& g) { return g.all_to_all_single(zeros(4), zeros(4)); },
+                       [](ProcessGroup& g) {
+                         return g.all_to_all_single(zeros(2, DType::kF64), zeros(2, DType::kF64));
+                       }})),
+    [](const auto& p) {
+      return fmt::format("{}_{}", std::get<0>(p.param).name, std::get<1>(p.param).name);
+    });
 
-TEST_P(Contract, BothSidesNameBothCallSites) {
-  const Divergence& param = GetParam();
-  run_ranks(2, [&](RankContext& ctx) {
+TEST_P(Divergences, BothSidesNameBothCallSites) {
+  const Divergence& param = std::get<1>(GetParam());
+  const auto body = [&](RankContext& ctx) {
     ASSERT_OK(ctx.group().barrier()->wait(ctx.deadline()));
     const auto work = ctx.group_rank() == 0 ? param.first(ctx.group()) : param.second(ctx.group());
     const Result<void> outcome = work->wait(ctx.deadline());
@@ -296,10 +366,11 @@ TEST_P(Contract, BothSidesNameBothCallSites) {
     // The group is done for: the next operation says so at once instead of hanging.
     EXPECT_THAT(ctx.group().barrier()->wait(ctx.deadline()),
                 testing::FailsWith(ErrorCode::kMismatch, ::testing::HasSubstr("diverged")));
-  });
+  };
+  testing::run_ranks(2, body, 60s, std::get<0>(GetParam()).name);
 }
 
-TEST(Contract, RecvOfAnotherSizeIsRefused) {
+TEST_P(Contract, RecvOfAnotherSizeIsRefused) {
   run_ranks(2, [](RankContext& ctx) {
     if (ctx.group_rank() == 0) {
       ASSERT_OK(ctx.group().send(zeros(4), 1)->wait(ctx.deadline()));
@@ -310,7 +381,7 @@ TEST(Contract, RecvOfAnotherSizeIsRefused) {
   });
 }
 
-TEST(Deadline, NamesTheLateRankAndLeavesTheWorkPending) {
+TEST_P(Deadlines, NamesTheLateRankAndLeavesTheWorkPending) {
   run_ranks(2, [](RankContext& ctx) {
     const Tensor x = values({8}, DType::kF32, [](int64_t) { return 1; });
     static_cast<void>(ctx.group());
@@ -330,7 +401,7 @@ TEST(Deadline, NamesTheLateRankAndLeavesTheWorkPending) {
   });
 }
 
-TEST(Abort, EndsAWaitingOperationAtOnce) {
+TEST_P(Abort, EndsAWaitingOperationAtOnce) {
   run_ranks(2, [](RankContext& ctx) {
     if (ctx.group_rank() == 1) {
       static_cast<void>(ctx.group());
@@ -354,8 +425,10 @@ RANK_BODY(survivor) {
   ctx.report(ctx.group().all_reduce(x)->wait(ctx.deadline()));
 }
 
-TEST(AllReduce, SurvivorsNameTheDeadPeerWithinTheirDeadline) {
-  testing::World world(3, "survivor");
+TEST_P(PeerDeath, SurvivorsNameTheDeadPeerWithinTheirDeadline) {
+  if (!GetParam().abilities.survives_peer_death) GTEST_SKIP() << "the backend does not notice";
+  const auto spawned = spawn_ranks(3, "survivor");
+  testing::World& world = *spawned;
   for (int rank = 0; rank < 3; ++rank) world.await_hold(rank, "before all_reduce");
   world.kill(0, SIGKILL);
   for (const int rank : {1, 2}) {
@@ -374,8 +447,9 @@ RANK_BODY(sums_in_processes) {
   ctx.report(Result<void>());
 }
 
-TEST(AllReduce, WorksBetweenProcesses) {
-  testing::World world(3, "sums_in_processes");
+TEST_P(Processes, AllReduceWorksBetweenThem) {
+  const auto spawned = spawn_ranks(3, "sums_in_processes");
+  testing::World& world = *spawned;
   for (int rank = 0; rank < 3; ++rank) {
     EXPECT_OK(world.outcome(rank));
     EXPECT_EQ(world.exit_status(rank), 0);

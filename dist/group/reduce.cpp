@@ -1,9 +1,9 @@
-#include "dist/backend/shm/reduce.h"
+#include "dist/group/reduce.h"
 
 #include <algorithm>
 #include <type_traits>
 
-namespace muster::shm {
+namespace muster {
 namespace {
 // Small enough for the L1 cache, so that the accumulator is written to memory once.
 constexpr int64_t kTile = 1024;
@@ -17,6 +17,11 @@ W combine(W a, W b) {
   // nan wins, as in torch.minimum and torch.maximum.
   if constexpr (kOp == ReduceOp::kMin) return b < a || b != b ? b : a;
   if constexpr (kOp == ReduceOp::kMax) return b > a || b != b ? b : a;
+  if constexpr (std::is_integral_v<W>) {
+    if constexpr (kOp == ReduceOp::kBand) return static_cast<W>(a & b);
+    if constexpr (kOp == ReduceOp::kBor) return static_cast<W>(a | b);
+    if constexpr (kOp == ReduceOp::kBxor) return static_cast<W>(a ^ b);
+  }
   return static_cast<W>(a + b);
 }
 
@@ -47,8 +52,11 @@ void reduce_op(DType dtype, std::byte* out, std::span<const std::byte* const> so
     using T = decltype(type);
     // Bools are bytes here: sum is "or", product is "and".
     if constexpr (std::is_same_v<T, bool>) {
-      constexpr ReduceOp kBoolOp =
-          kOp == ReduceOp::kProduct || kOp == ReduceOp::kMin ? ReduceOp::kMin : ReduceOp::kMax;
+      constexpr bool kIsAnd =
+          kOp == ReduceOp::kProduct || kOp == ReduceOp::kMin || kOp == ReduceOp::kBand;
+      constexpr ReduceOp kBoolOp = kOp == ReduceOp::kBxor ? kOp
+                                   : kIsAnd               ? ReduceOp::kMin
+                                                          : ReduceOp::kMax;
       reduce_typed<kBoolOp, uint8_t>(reinterpret_cast<uint8_t*>(out), sources, count);
     } else {
       reduce_typed<kOp, T>(reinterpret_cast<T*>(out), sources, count);
@@ -70,6 +78,12 @@ void reduce_buffers(ReduceOp op, DType dtype, std::byte* out,
       return reduce_op<ReduceOp::kMin>(dtype, out, sources, count);
     case ReduceOp::kMax:
       return reduce_op<ReduceOp::kMax>(dtype, out, sources, count);
+    case ReduceOp::kBand:
+      return reduce_op<ReduceOp::kBand>(dtype, out, sources, count);
+    case ReduceOp::kBor:
+      return reduce_op<ReduceOp::kBor>(dtype, out, sources, count);
+    case ReduceOp::kBxor:
+      return reduce_op<ReduceOp::kBxor>(dtype, out, sources, count);
   }
 }
-}  // namespace muster::shm
+}  // namespace muster
