@@ -123,7 +123,9 @@ TEST(Schedule, StagesGoToRanksRoundOrBackAndForth) {
     const Result<std::vector<int>> ranks =
         map_stages(golden["ranks"].get<int>(), golden["stages"].get<int>(), style);
     ASSERT_EQ(ranks.ok(), golden["ok"].get<bool>()) << golden["id"];
-    if (ranks.ok()) EXPECT_EQ(*ranks, golden["value"].get<std::vector<int>>());
+    if (ranks.ok()) {
+      EXPECT_EQ(*ranks, golden["value"].get<std::vector<int>>());
+    }
   }
   EXPECT_EQ(checked, 9);
 }
