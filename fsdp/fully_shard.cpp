@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <numeric>
 #include <utility>
 
 #include "core/autograd/autograd.h"
@@ -20,6 +21,8 @@ struct Unit {
   std::shared_ptr<SharedState> state;
   bool reshard_after_forward = true;
   bool is_explicit = false;  ///< the caller chose reshard_after_forward
+  /// Whole parameters that something beside the module still holds: a tied one, by its name.
+  std::vector<std::pair<Tensor, std::string>> held_elsewhere;
 
   ~Unit();
 };
@@ -157,6 +160,32 @@ std::vector<ShardedParam> free_parameters(Module& module) {
   return params;
 }
 
+// A parameter that an inner group has cut already must not be cut again, from the whole.
+void refuse_tied(const Module& module, const std::vector<ShardedParam>& params) {
+  for (const auto& [_, weak] : states()) {
+    const std::shared_ptr<SharedState> state = weak.lock();
+    if (!state) continue;
+    for (const Unit* unit : state->units) {
+      for (const auto& [whole, name] : unit->held_elsewhere) {
+        for (const ShardedParam& param : params) {
+          MUSTER_CHECK(!whole.is_same(*param.slots.front()), ErrorCode::kInvalidArgument,
+                       "fully_shard: a parameter belongs to one group; {} of {} is tied to {} of "
+                       "{}, which is sharded already\n"
+                       "  fix: fully_shard a module that holds both, before either alone",
+                       param.name, module.kind(), name, unit->group->name());
+        }
+      }
+    }
+  }
+}
+
+// Whole parameters, and afterwards those of them that something else holds too.
+std::vector<std::pair<Tensor, std::string>> wholes_of(const std::vector<ShardedParam>& params) {
+  std::vector<std::pair<Tensor, std::string>> wholes;
+  for (const ShardedParam& param : params) wholes.emplace_back(*param.slots.front(), param.name);
+  return wholes;
+}
+
 Tensor cast_input(const Tensor& input, const Options& options) {
   const std::optional<DType> dtype = options.mixed_precision.param_dtype;
   if (!dtype || !is_floating(input.dtype()) || input.dtype() == *dtype) return {};
@@ -167,7 +196,12 @@ Tensor cast_input(const Tensor& input, const Options& options) {
 Handle fully_shard(Module& module, const Options& options) {
   auto unit = std::make_shared<Unit>();
   unit->state = state_below(module);
-  unit->group = std::make_shared<ParamGroup>(module.kind(), free_parameters(module), options);
+  std::vector<ShardedParam> params = free_parameters(module);
+  refuse_tied(module, params);
+  unit->held_elsewhere = wholes_of(params);
+  unit->group = std::make_shared<ParamGroup>(module.kind(), std::move(params), options);
+  std::erase_if(unit->held_elsewhere,
+                [](const auto& entry) { return entry.first.impl()->use_count() == 1; });
   unit->is_explicit = options.reshard_after_forward.has_value();
   unit->reshard_after_forward = options.reshard_after_forward.value_or(true);
   unit->state->units.push_back(unit.get());
@@ -243,38 +277,78 @@ void init_parameters(Module& root, uint64_t seed) {
   const NoGradGuard no_grad;
   for (const NamedShard& shard : sharded_parameters(root)) {
     ShardedParam& param = *shard.param;
-    init_parameter(shallow_detach(param.local), param.init, seed, shard.name, param.sizes,
-                   param.box.offsets);
+    for (const LocalBox& piece : param.boxes) {
+      init_parameter(rows_of(param.local, piece.first_row, piece.box.sizes[0]), param.init, seed,
+                     shard.name, param.sizes, piece.box.offsets);
+    }
     param.is_initialized = true;
   }
 }
 
 namespace {
-// Local gradients by mesh: each mesh needs one sum over its ranks.
-std::vector<std::pair<MeshRef, std::vector<Tensor>>> gradients_by_mesh(
-    const std::vector<NamedShard>& parameters) {
-  std::vector<std::pair<MeshRef, std::vector<Tensor>>> by_mesh;
-  for (const NamedShard& shard : parameters) {
-    const MeshRef& mesh = dtensor_spec(shard.param->sharded).mesh;
-    auto at = std::find_if(by_mesh.begin(), by_mesh.end(),
-                           [&](const auto& entry) { return entry.first == mesh; });
-    if (at == by_mesh.end()) at = by_mesh.insert(at, {mesh, {}});
-    const Tensor gradient = grad_of(shard.param->local);
-    if (gradient.defined() && gradient.numel() > 0) at->second.push_back(gradient);
+// Gradients that are cut along the same axes: their squares are summed over those, and so is no
+// replica counted twice.
+struct GradientBucket {
+  std::vector<ProcessGroup*> cut_over;
+  std::vector<Tensor> gradients;
+};
+
+std::vector<ProcessGroup*> groups_that_cut(const DTensorSpec& spec) {
+  std::vector<ProcessGroup*> groups;
+  for (size_t axis = 0; axis < spec.placements.size(); ++axis) {
+    if (spec.placements[axis].is_shard()) {
+      groups.push_back(spec.mesh->group(static_cast<int>(axis)).get());
+    }
   }
-  return by_mesh;
+  return groups;
+}
+
+// In order of the parameters, which is the same on all ranks; also buckets that are empty here.
+std::vector<GradientBucket> bucket_gradients(const std::vector<NamedShard>& parameters) {
+  std::vector<GradientBucket> buckets;
+  for (const NamedShard& shard : parameters) {
+    std::vector<ProcessGroup*> cut_over = groups_that_cut(shard.param->spec);
+    auto at = std::find_if(buckets.begin(), buckets.end(),
+                           [&](const GradientBucket& b) { return b.cut_over == cut_over; });
+    if (at == buckets.end()) at = buckets.insert(at, {std::move(cut_over), {}});
+    const Tensor gradient = grad_of(shard.param->local);
+    if (gradient.defined() && gradient.numel() > 0) at->gradients.push_back(gradient);
+  }
+  return buckets;
+}
+
+// Adds up sums[i] over every group that cuts bucket i: one call a group.
+void sum_over_ranks(const std::vector<GradientBucket>& buckets, std::vector<double>& sums) {
+  std::vector<ProcessGroup*> done;
+  for (const GradientBucket& bucket : buckets) {
+    for (ProcessGroup* group : bucket.cut_over) {
+      if (std::find(done.begin(), done.end(), group) != done.end()) continue;
+      done.push_back(group);
+      std::vector<size_t> members;
+      std::vector<double> values;
+      for (size_t i = 0; i < buckets.size(); ++i) {
+        const auto& cut_over = buckets[i].cut_over;
+        if (std::find(cut_over.begin(), cut_over.end(), group) == cut_over.end()) continue;
+        members.push_back(i);
+        values.push_back(sums[i]);
+      }
+      const Tensor total = from_vector(values);
+      group->run(group->all_reduce(total));
+      for (size_t i = 0; i < members.size(); ++i) sums[members[i]] = total.data<double>()[i];
+    }
+  }
 }
 }  // namespace
 
 double grad_norm(const std::vector<NamedShard>& parameters) {
   const NoGradGuard no_grad;
-  double total = 0;
-  for (const auto& [mesh, gradients] : gradients_by_mesh(parameters)) {
-    const Tensor sum = foreach_sum_of_squares(gradients);
-    mesh->group(0)->run(mesh->group(0)->all_reduce(sum));
-    total += sum.item();
+  const std::vector<GradientBucket> buckets = bucket_gradients(parameters);
+  std::vector<double> sums;
+  for (const GradientBucket& bucket : buckets) {
+    sums.push_back(foreach_sum_of_squares(bucket.gradients).item());
   }
-  return std::sqrt(total);
+  sum_over_ranks(buckets, sums);
+  return std::sqrt(std::accumulate(sums.begin(), sums.end(), 0.0));
 }
 
 double clip_grad_norm_(const std::vector<NamedShard>& parameters, double max_norm) {
@@ -282,8 +356,9 @@ double clip_grad_norm_(const std::vector<NamedShard>& parameters, double max_nor
   const double norm = grad_norm(parameters);
   const double factor = std::min(1.0, max_norm / (norm + 1e-6));
   if (!(factor >= 1.0)) {
-    for (const auto& [mesh, gradients] : gradients_by_mesh(parameters))
-      foreach_mul_(gradients, factor);
+    for (const GradientBucket& bucket : bucket_gradients(parameters)) {
+      foreach_mul_(bucket.gradients, factor);
+    }
   }
   return norm;
 }

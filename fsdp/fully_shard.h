@@ -57,13 +57,13 @@ struct NamedShard {
 };
 std::vector<NamedShard> sharded_parameters(Module& root);
 
-/// The 2-norm of all gradients over all ranks: every shard counts once, summed in double.
-/// @collective all ranks of the parameters' mesh, once a call
+/// The 2-norm of all gradients over all ranks, summed in double. Placements say over which axes a
+/// gradient is cut; replicas count once.
+/// @collective all ranks of the parameters' meshes, one call for each axis that cuts any
 double grad_norm(const std::vector<NamedShard>& parameters);
 
-/// Clips by the global norm over all ranks: every shard counts once. Returns the norm before
-/// clipping; scales by min(1, max_norm / (norm + 1e-6)). Parameters without gradient are left out.
-/// @collective all ranks of the parameters' mesh, once a call
+/// Clips by grad_norm(), which it returns: scales by min(1, max_norm / (norm + 1e-6)). Parameters
+/// without gradient are left out. @collective as grad_norm
 double clip_grad_norm_(const std::vector<NamedShard>& parameters, double max_norm);
 
 }  // namespace muster::fsdp

@@ -11,16 +11,18 @@ namespace muster::fsdp {
 
 /// Dtypes that differ from the parameters' own; nothing means "as the parameters".
 struct MixedPrecision {
-  std::optional<DType> param_dtype;   ///< of gathered parameters and of floating forward inputs
-  std::optional<DType> reduce_dtype;  ///< in which gradients are reduced
+  std::optional<DType> param_dtype = {};  ///< of gathered parameters and of floating forward inputs
+  std::optional<DType> reduce_dtype = {};  ///< in which gradients are reduced
 };
 
 struct Options {
-  MeshRef mesh;  ///< one axis: parameters are cut along it
+  /// One axis: parameters are cut along it. Under tensor parallelism a slice of the mesh that the
+  /// plan's axis is a slice of.
+  MeshRef mesh;
   /// Free gathered parameters after forward and gather them again in backward. Nothing: true,
   /// except for the root, whose parameters backward needs first.
-  std::optional<bool> reshard_after_forward;
-  MixedPrecision mixed_precision;
+  std::optional<bool> reshard_after_forward = {};
+  MixedPrecision mixed_precision = {};
   /// Parameter groups gathered ahead on the group's own thread; 0 gathers when needed. Pays only
   /// where cores are left over.
   int prefetch = 0;

@@ -16,15 +16,6 @@ int64_t row_numel(Dims sizes) {
   return n;
 }
 
-// Rows [offset, offset + size) of a contiguous tensor, as raw memory that autograd does not see.
-Tensor rows_of(const Tensor& whole, int64_t offset, int64_t size) {
-  const Tensor plain = shallow_detach(whole);
-  Layout layout = plain.layout();
-  layout.offset += offset * row_numel(whole.sizes());
-  layout.sizes[0] = size;
-  return shallow_detach(alias_with_layout(plain, std::move(layout)));
-}
-
 // A 0-dim parameter is cut as one row.
 DimVector at_least_one_dim(Dims sizes) { return sizes.empty() ? DimVector{1} : DimVector(sizes); }
 
@@ -55,33 +46,54 @@ ParamGroup::ParamGroup(std::string name, std::vector<ShardedParam> params, const
   make_unsharded();
 }
 
+void ParamGroup::describe(ShardedParam& param, const Tensor& whole) const {
+  const LocalShard* piece = local_shard_of(whole);
+  const LocalShard* first = local_shard_of(*params_.front().slots.front());
+  MUSTER_CHECK((piece == nullptr) == (first == nullptr), ErrorCode::kInvalidArgument,
+               "fully_shard: all parameters of a group are tensor parallel pieces, or none; got {} "
+               "for {}, unlike {}\n  fix: parallelize the whole model before fully_shard",
+               whole, param.name, params_.front().name);
+  param.requires_grad = whole.requires_grad();
+  param.is_initialized = !whole.is_meta();
+  param.gathered_sizes = at_least_one_dim(whole.sizes());
+  if (piece == nullptr) {
+    param.sizes = param.gathered_sizes;
+    param.spec = {options_.mesh, {Placement::shard(0)}, param.sizes, dtype_};
+  } else {
+    // In the order of the cuts, so that uneven pieces of uneven pieces come out as they are.
+    param.sizes = at_least_one_dim(piece->whole.sizes);
+    param.spec = {DeviceMesh::concatenate({piece->whole.mesh, options_.mesh}),
+                  piece->whole.placements, param.sizes, dtype_};
+    param.spec.placements.push_back(Placement::shard(0));
+    param.has_partial_gradient = piece->has_partial_gradient;
+  }
+  param.boxes = local_boxes(param.spec);
+  param.box = param.boxes.front().box;
+}
+
 void ParamGroup::make_local_pieces(const std::vector<Tensor>& whole) {
-  const std::vector<Placement> placements = {Placement::shard(0)};
   int64_t flat_numel = 0;
   for (size_t i = 0; i < params_.size(); ++i) {
-    ShardedParam& param = params_[i];
-    param.sizes = at_least_one_dim(whole[i].sizes());
-    const DTensorSpec spec{options_.mesh, placements, param.sizes, dtype_};
-    param.box = spec.local_box();
-    param.requires_grad = whole[i].requires_grad();
-    param.is_initialized = !whole[i].is_meta();
-    flat_numel += numel_of(param.box.sizes);
+    describe(params_[i], whole[i]);
+    flat_numel += numel_of(params_[i].spec.local_sizes());
   }
   flat_ = empty_from_spec(TensorSpec::contiguous({flat_numel}, dtype_),
                           &group().communication_allocator());
   int64_t at = 0;
   for (size_t i = 0; i < params_.size(); ++i) {
     ShardedParam& param = params_[i];
-    const Tensor piece =
-        alias_with_layout(flat_, {param.box.sizes, contiguous_strides(param.box.sizes), at});
+    const DimVector sizes = param.spec.local_sizes();
+    const Tensor piece = alias_with_layout(flat_, {sizes, contiguous_strides(sizes), at});
     at += piece.numel();
     if (param.is_initialized) {
+      const ChunkRange own = own_rows(param);
       copy_rows(static_cast<std::byte*>(piece.data_ptr()),
-                rows_of(view(whole[i].requires_grad() ? detach(whole[i]) : whole[i], param.sizes),
-                        param.box.offsets[0], param.box.sizes[0]));
+                rows_of(view(whole[i].requires_grad() ? detach(whole[i]) : whole[i],
+                             param.gathered_sizes),
+                        own.offset, own.size));
     }
     param.local = requires_grad_(shallow_detach(piece), param.requires_grad);
-    param.sharded = make_dtensor(param.local, {options_.mesh, placements, param.sizes, dtype_});
+    param.sharded = make_dtensor(param.local, param.spec);
     requires_grad_(param.sharded, param.requires_grad);
     for (Tensor* slot : param.slots) *slot = param.sharded;
   }
@@ -91,7 +103,8 @@ void ParamGroup::make_local_pieces(const std::vector<Tensor>& whole) {
 void ParamGroup::make_unsharded() {
   const int world = group().world_size();
   for (ShardedParam& param : params_) {
-    const Tensor whole = empty_from_spec(TensorSpec::contiguous(param.sizes, gather_dtype_));
+    const Tensor whole =
+        empty_from_spec(TensorSpec::contiguous(param.gathered_sizes, gather_dtype_));
     param.unsharded = requires_grad_(whole, param.requires_grad);
     if (param.requires_grad) {
       ++num_wanted_;
@@ -104,9 +117,8 @@ void ParamGroup::make_unsharded() {
   }
   for (int rank = 0; rank < world; ++rank) {
     for (const ShardedParam& param : params_) {
-      const ChunkRange range = chunk_range(param.sizes[0], world, rank);
-      pieces_.push_back(
-          rows_of(param.unsharded, std::min(range.offset, param.sizes[0]), range.size));
+      const ChunkRange range = chunk_range(param.gathered_sizes[0], world, rank);
+      pieces_.push_back(rows_of(param.unsharded, range.offset, range.size));
     }
   }
 }
@@ -166,51 +178,84 @@ void ParamGroup::install_gradient(ShardedParam& param, const Tensor& reduced) {
   }
   const Tensor gradient = reduced.dtype() == dtype_ ? reduced : to(reduced, dtype_);
   set_grad(param.local, gradient);
-  set_grad(param.sharded,
-           make_dtensor(gradient, {options_.mesh, {Placement::shard(0)}, param.sizes, dtype_}));
+  set_grad(param.sharded, make_dtensor(gradient, param.spec));
+}
+
+// Row block r of the result is rank r's rows of every gradient, each padded to the longest piece.
+Tensor ParamGroup::pack_gradients(const std::vector<ShardedParam*>& params, int64_t padded,
+                                  DType dtype) {
+  const int world = group().world_size();
+  const Tensor send = empty_from_spec(TensorSpec::contiguous({world * padded}, dtype),
+                                      &group().communication_allocator());
+  const int64_t item = item_nbytes(dtype);
+  int64_t at = 0;
+  for (ShardedParam* param : params) {
+    const Tensor whole = to(contiguous(grad_of(param->unsharded)), dtype);
+    set_grad(param->unsharded, {});
+    const int64_t row = row_numel(param->gathered_sizes);
+    const int64_t most = most_rows(*param);
+    for (int rank = 0; rank < world; ++rank) {
+      const ChunkRange range = chunk_range(param->gathered_sizes[0], world, rank);
+      auto* to = static_cast<std::byte*>(send.data_ptr()) + (rank * padded + at) * item;
+      copy_rows(to, rows_of(whole, range.offset, range.size));
+      std::memset(to + range.size * row * item, 0,
+                  static_cast<size_t>((most - range.size) * row * item));
+    }
+    at += most * row;
+  }
+  return send;
+}
+
+// `params` begin with those whose gradients are shares: their rows lie first in `reduced`.
+void ParamGroup::sum_partial_gradients(const std::vector<ShardedParam*>& params,
+                                       const Tensor& reduced) {
+  int64_t shared = 0;
+  MeshRef mesh;
+  for (const ShardedParam* param : params) {
+    if (!param->has_partial_gradient) break;
+    shared += most_rows(*param) * row_numel(param->gathered_sizes);
+    mesh = param->spec.mesh;
+  }
+  if (!mesh) return;
+  const Tensor rows = rows_of(reduced, 0, shared);
+  for (int axis = 0; axis + 1 < mesh->num_axes(); ++axis) {
+    ProcessGroup& outer = *mesh->group(axis);
+    outer.run(outer.all_reduce(rows));
+  }
+}
+
+int64_t ParamGroup::most_rows(const ShardedParam& param) const {
+  return chunk_range(param.gathered_sizes[0], group().world_size(), 0).size;
+}
+ChunkRange ParamGroup::own_rows(const ShardedParam& param) const {
+  return chunk_range(param.gathered_sizes[0], group().world_size(), group().group_rank());
 }
 
 void ParamGroup::reduce_gradients() {
   const NoGradGuard no_grad;
-  const int world = group().world_size();
   num_arrived_ = 0;
   std::vector<ShardedParam*> with_grad;
   int64_t padded = 0;
   for (ShardedParam& param : params_) {
     if (!param.requires_grad || !grad_of(param.unsharded).defined()) continue;
     with_grad.push_back(&param);
-    padded += chunk_range(param.sizes[0], world, 0).size * row_numel(param.sizes);
+    padded += most_rows(param) * row_numel(param.gathered_sizes);
   }
   if (with_grad.empty()) return;
+  std::stable_partition(with_grad.begin(), with_grad.end(),
+                        [](const ShardedParam* param) { return param->has_partial_gradient; });
   const DType reduce_dtype = options_.mixed_precision.reduce_dtype.value_or(gather_dtype_);
-  Allocator& arena = group().communication_allocator();
-  const Tensor send =
-      empty_from_spec(TensorSpec::contiguous({world * padded}, reduce_dtype), &arena);
-  const int64_t item = item_nbytes(reduce_dtype);
-  int64_t at = 0;
-  for (ShardedParam* param : with_grad) {
-    const Tensor whole = to(contiguous(grad_of(param->unsharded)), reduce_dtype);
-    set_grad(param->unsharded, {});
-    const int64_t row = row_numel(param->sizes);
-    const int64_t most = chunk_range(param->sizes[0], world, 0).size;
-    for (int rank = 0; rank < world; ++rank) {
-      const ChunkRange range = chunk_range(param->sizes[0], world, rank);
-      auto* to = static_cast<std::byte*>(send.data_ptr()) + (rank * padded + at) * item;
-      copy_rows(to, rows_of(whole, std::min(range.offset, param->sizes[0]), range.size));
-      std::memset(to + range.size * row * item, 0,
-                  static_cast<size_t>((most - range.size) * row * item));
-    }
-    at += most * row;
-  }
   // The reduced rows become gradients as they lie: no copy out.
   const Tensor received = empty_from_spec(TensorSpec::contiguous({padded}, reduce_dtype));
-  group().run(group().reduce_scatter_tensor(received, send, options_.reduce_op));
-  at = 0;
+  group().run(group().reduce_scatter_tensor(
+      received, pack_gradients(with_grad, padded, reduce_dtype), options_.reduce_op));
+  sum_partial_gradients(with_grad, received);
+  int64_t at = 0;
   for (ShardedParam* param : with_grad) {
-    const DimVector& sizes = param->box.sizes;
+    const DimVector sizes = param->spec.local_sizes();
     const Tensor rows = alias_with_layout(received, {sizes, contiguous_strides(sizes), at});
     install_gradient(*param, shallow_detach(rows));
-    at += chunk_range(param->sizes[0], world, 0).size * row_numel(param->sizes);
+    at += most_rows(*param) * row_numel(param->gathered_sizes);
   }
 }
 }  // namespace muster::fsdp

@@ -12,7 +12,7 @@
 
 #include "core/autograd/node.h"
 #include "core/nn/module.h"
-#include "dist/tensor/dtensor.h"
+#include "dist/tensor/local_shard.h"
 #include "fsdp/options.h"
 
 namespace muster::fsdp {
@@ -24,11 +24,15 @@ struct ShardedParam {
   InitSpec init;
   bool requires_grad = true;
   bool is_initialized = false;  ///< false after meta construction, until values are written
-  DimVector sizes;              ///< global
-  ShardBox box;                 ///< this rank's rows
-  Tensor sharded;               ///< DTensor; registered while sharded
-  Tensor local;                 ///< its piece: a leaf, view of the flat buffer
-  Tensor unsharded;             ///< whole; registered while unsharded; memory comes and goes
+  DimVector sizes;              ///< of the whole parameter, over all ranks
+  DimVector gathered_sizes;     ///< of what is gathered: the tensor parallel piece, else the whole
+  DTensorSpec spec;             ///< of `local`: axes of tensor parallelism first, then this one
+  std::vector<LocalBox> boxes;  ///< what `local` is of the whole: one box, or more (fused weights)
+  ShardBox box;                 ///< the only one of `boxes`, where it is one
+  bool has_partial_gradient = false;  ///< gradients are summed over the tensor parallel axis
+  Tensor sharded;                     ///< DTensor; registered while sharded
+  Tensor local;                       ///< its piece: a leaf, view of the flat buffer
+  Tensor unsharded;  ///< gathered; registered while unsharded; memory comes and goes
 };
 
 class ParamGroup {
@@ -37,7 +41,9 @@ class ParamGroup {
 
   /// Takes the parameters over: copies this rank's rows and puts sharded tensors into the slots.
   /// Parameters on the meta device get memory for this rank's rows, uninitialised.
-  /// @error kInvalidArgument mixed dtypes, a parameter that is not contiguous, integer parameters
+  /// Pieces of tensor parallelism (dist/tensor/local_shard.h) are cut further along the mesh axis.
+  /// @error kInvalidArgument mixed dtypes, a parameter that is not contiguous, integer parameters,
+  /// whole parameters beside pieces
   ParamGroup(std::string name, std::vector<ShardedParam> params, const Options& options);
   ParamGroup(const ParamGroup&) = delete;
   ParamGroup& operator=(const ParamGroup&) = delete;
@@ -71,10 +77,15 @@ class ParamGroup {
   [[nodiscard]] uint64_t num_gathers() const noexcept { return num_gathers_; }
 
  private:
+  void describe(ShardedParam& param, const Tensor& whole) const;
   void make_local_pieces(const std::vector<Tensor>& whole);
   void make_unsharded();
   Tensor gather_input();
+  Tensor pack_gradients(const std::vector<ShardedParam*>& params, int64_t padded, DType dtype);
+  void sum_partial_gradients(const std::vector<ShardedParam*>& params, const Tensor& reduced);
   void install_gradient(ShardedParam& param, const Tensor& reduced);
+  [[nodiscard]] int64_t most_rows(const ShardedParam& param) const;
+  [[nodiscard]] ChunkRange own_rows(const ShardedParam& param) const;
   [[nodiscard]] ProcessGroup& group() const { return *options_.mesh->group(0); }
 
   std::string name_;

@@ -51,7 +51,7 @@ Tensor Module::operator()(const Tensor& input) {
     const ForwardPreHook hook = pre_hooks_[i].hook;
     if (Tensor replaced = hook(*this, in); replaced.defined()) in = std::move(replaced);
   }
-  Tensor out = compute(in);
+  Tensor out = run_compute(in);
   for (size_t i = 0; i < hooks_.size(); ++i) {
     if (!*hooks_[i].alive) continue;
     const ForwardHook hook = hooks_[i].hook;
@@ -60,11 +60,18 @@ Tensor Module::operator()(const Tensor& input) {
   return out;
 }
 
+Tensor Module::run_compute(const Tensor& input) {
+  const auto run = [this](const Tensor& in) {
+    return replaced_compute_ ? replaced_compute_(in) : compute(in);
+  };
+  return checkpoint_ ? activation_checkpoint(run, input, *checkpoint_) : run(input);
+}
+
 Tensor Module::forward(const Tensor& input) {
   MUSTER_CHECK(hooks_required_because_.empty(), ErrorCode::kFailedPrecondition,
                "forward of {}: it must be called as module(x), so that its hooks run: {}", kind_,
                hooks_required_because_);
-  return compute(input);
+  return run_compute(input);
 }
 
 Tensor Module::compute(const Tensor&) {

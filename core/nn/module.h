@@ -9,11 +9,13 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
+#include "core/autograd/checkpoint.h"
 #include "core/autograd/node.h"
 #include "core/nn/init.h"
 #include "core/tensor/tensor.h"
@@ -113,6 +115,20 @@ class Module {
   [[nodiscard]] bool requires_hooked_call() const noexcept {
     return !hooks_required_because_.empty();
   }
+  /// Runs `compute` in the place of the module's own from now on, between the hooks: how layers are
+  /// made to work on pieces of their parameters. It reads parameters through their slots.
+  using Compute = std::function<Tensor(const Tensor& input)>;
+  void replace_compute(Compute compute) { replaced_compute_ = std::move(compute); }
+  /// Puts `wrapper` around what the module computes now; it calls `inner`, once or more often.
+  void wrap_compute(std::function<Tensor(const Compute& inner, const Tensor& input)> wrapper) {
+    Compute inner = replaced_compute_ ? std::move(replaced_compute_)
+                                      : [this](const Tensor& input) { return compute(input); };
+    replaced_compute_ = [inner = std::move(inner), wrapper = std::move(wrapper)](
+                            const Tensor& input) { return wrapper(inner, input); };
+  }
+  /// Keeps only the input of `compute` for backward and computes it again there (or no longer).
+  /// Hooks run once, around the first run. See core/autograd/checkpoint.h.
+  void set_checkpoint(std::optional<CheckpointOptions> options) { checkpoint_ = options; }
 
  protected:
   explicit Module(std::string kind) : kind_(std::move(kind)) {}
@@ -145,6 +161,7 @@ class Module {
     std::shared_ptr<bool> alive;
   };
 
+  Tensor run_compute(const Tensor& input);
   void adopt(std::string name, std::unique_ptr<Module> module);
   void check_name(std::string_view name) const;
   // Visits modules with their dotted prefix ("" or "a.b."), parents first.
@@ -158,6 +175,8 @@ class Module {
   std::vector<Registered<ForwardPreHook>> pre_hooks_;
   std::vector<Registered<ForwardHook>> hooks_;
   std::string hooks_required_because_;
+  std::function<Tensor(const Tensor&)> replaced_compute_;
+  std::optional<CheckpointOptions> checkpoint_;
   bool is_training_ = true;
 };
 

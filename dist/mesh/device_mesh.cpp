@@ -71,6 +71,7 @@ Result<MeshRef> DeviceMesh::open(std::shared_ptr<ProcessGroup> world, std::vecto
   mesh->axes_ = std::move(axes);
   mesh->coordinate_ = coordinate_of(sizes, world->group_rank());
   mesh->global_ranks_ = world->global_ranks();
+  mesh->world_ = world;
   for (int axis = 0; axis < mesh->num_axes(); ++axis) {
     const std::vector<int> members = ranks_along(sizes, mesh->coordinate_, axis);
     if (static_cast<int>(members.size()) == world->world_size()) {
@@ -102,6 +103,8 @@ int DeviceMesh::axis_index(const std::string& name) const {
 
 MeshRef DeviceMesh::slice(const std::vector<std::string>& names) const {
   std::shared_ptr<DeviceMesh> mesh(new DeviceMesh());
+  mesh->root_ = root_ ? root_ : shared_from_this();
+  mesh->world_ = world_;
   std::vector<int> kept;
   for (const std::string& name : names) {
     const int axis = axis_index(name);
@@ -122,6 +125,58 @@ MeshRef DeviceMesh::slice(const std::vector<std::string>& names) const {
     mesh->global_ranks_.push_back(global_ranks_[static_cast<size_t>(rank_at(sizes, at))]);
   }
   return mesh;
+}
+
+MeshRef DeviceMesh::concatenate(const std::vector<MeshRef>& slices) {
+  MUSTER_CHECK(!slices.empty(), ErrorCode::kInvalidArgument, "mesh: no slices to concatenate");
+  const auto root_of = [](const MeshRef& mesh) { return mesh->root_ ? mesh->root_ : mesh; };
+  const MeshRef root = root_of(slices.front());
+  std::vector<std::string> names;
+  for (const MeshRef& slice : slices) {
+    MUSTER_CHECK(root_of(slice) == root, ErrorCode::kInvalidArgument,
+                 "mesh: slices of one root can be concatenated; got {} and {}",
+                 slices.front()->describe(), slice->describe());
+    for (const Axis& axis : slice->axes_) names.push_back(axis.name);
+  }
+  return root->slice(names);
+}
+
+Result<MeshRef> DeviceMesh::flatten(std::string name, Deadline deadline) const {
+  const MeshRef root = root_ ? root_ : shared_from_this();
+  if (name.empty()) {
+    std::vector<std::string> names;
+    for (const Axis& axis : axes_) names.push_back(axis.name);
+    name = join(names, "_");
+  }
+  if (num_axes() == 1 && name == axes_[0].name) return MeshRef(shared_from_this());
+  for (const Axis& axis : root->axes_) {
+    if (axis.name != name) continue;
+    return make_error(ErrorCode::kInvalidArgument,
+                      "mesh: flatten needs a name that is no axis of {}; got {}", root->describe(),
+                      name);
+  }
+  std::shared_ptr<DeviceMesh> mesh(new DeviceMesh());
+  mesh->root_ = root;
+  mesh->world_ = world_;
+  mesh->axes_ = {{name, size()}};
+  mesh->global_ranks_ = global_ranks_;
+  mesh->coordinate_ = {rank_at(sizes_of(axes_), coordinate_)};
+  if (num_axes() == 1) {
+    mesh->groups_ = groups_;
+  } else if (global_ranks_ == world_->global_ranks()) {
+    mesh->groups_ = {world_};
+  } else {
+    const std::vector<int>& all = world_->global_ranks();
+    std::vector<int> members;
+    for (const int rank : global_ranks_) {
+      members.push_back(static_cast<int>(std::find(all.begin(), all.end(), rank) - all.begin()));
+    }
+    mesh->groups_.push_back(
+        MUSTER_TRY(world_->subgroup(fmt::format("{}.{}.{}", world_->name(), name, members.front()),
+                                    members, deadline),
+                   fmt::format("while flattening {}", describe())));
+  }
+  return MeshRef(std::move(mesh));
 }
 
 std::string DeviceMesh::describe() const { return fmt::format("mesh [{}]", describe_axes(axes_)); }

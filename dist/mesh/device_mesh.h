@@ -13,7 +13,7 @@
 
 namespace muster {
 
-class DeviceMesh {
+class DeviceMesh : public std::enable_shared_from_this<DeviceMesh> {
  public:
   struct Axis {
     std::string name;
@@ -51,6 +51,18 @@ class DeviceMesh {
   [[nodiscard]] std::shared_ptr<const DeviceMesh> slice(
       const std::vector<std::string>& names) const;
 
+  /// The mesh of the axes of several slices, in that order: {tp, fsdp} joins what two layers cut.
+  /// @error kInvalidArgument slices of different roots, an axis twice
+  static std::shared_ptr<const DeviceMesh> concatenate(
+      const std::vector<std::shared_ptr<const DeviceMesh>>& slices);
+
+  /// A mesh of one axis over the same ranks, row-major: for sums over several axes at once. ""
+  /// joins the names by "_". Opens a group, unless the axis or the world is that group.
+  /// @collective all ranks of the root mesh
+  /// @error kInvalidArgument the name of another axis of the root; kTimeout
+  [[nodiscard]] Result<std::shared_ptr<const DeviceMesh>> flatten(std::string name,
+                                                                  Deadline deadline) const;
+
   /// "mesh [fsdp=2, tp=2]".
   [[nodiscard]] std::string describe() const;
   /// Same axes over the same ranks.
@@ -63,6 +75,8 @@ class DeviceMesh {
   std::vector<int> coordinate_;
   std::vector<int> global_ranks_;
   std::vector<std::shared_ptr<ProcessGroup>> groups_;
+  std::shared_ptr<ProcessGroup> world_;     // of the root
+  std::shared_ptr<const DeviceMesh> root_;  // null for the root itself
 };
 
 using MeshRef = std::shared_ptr<const DeviceMesh>;

@@ -26,6 +26,18 @@ ReduceOp reduce_op_of(PartialOp op) {
 Tensor fresh(Dims sizes, const Tensor& like) {
   return empty_from_spec(TensorSpec::contiguous(sizes, like.dtype(), like.device()));
 }
+// Large buffers that peers read go where they can be read in place, as long as that leaves plenty.
+Tensor buffer_for_peers(Dims sizes, DType dtype, ProcessGroup& group) {
+  constexpr int64_t kWorthwhileNbytes = 64 * 1024;
+  const TensorSpec spec = TensorSpec::contiguous(sizes, dtype);
+  const int64_t nbytes = numel_of(sizes) * item_nbytes(dtype);
+  Allocator& shared = group.communication_allocator();
+  if (nbytes < kWorthwhileNbytes || &shared == &cpu_allocator()) return empty_from_spec(spec);
+  const AllocatorStats stats = shared.stats();
+  const bool leaves_plenty = nbytes < (stats.reserved.count - stats.allocated.count) / 4;
+  return empty_from_spec(spec, leaves_plenty ? &shared : nullptr);
+}
+
 DimVector with_size(Dims sizes, int64_t dim, int64_t size) {
   DimVector changed(sizes);
   changed[static_cast<size_t>(dim)] = size;
@@ -62,7 +74,22 @@ class Mover {
     return clone(cut(local, dim, group_.group_rank()), MemoryFormat::kContiguous);
   }
 
+  [[nodiscard]] bool is_even(int64_t dim) const {
+    return whole_[static_cast<size_t>(dim)] % world() == 0;
+  }
+  // True when pieces along `dim` lie one behind the other in memory.
+  [[nodiscard]] bool is_outermost(int64_t dim) const {
+    return std::all_of(whole_.begin(), whole_.begin() + dim, [](int64_t n) { return n == 1; });
+  }
+
   Tensor all_gather(const Tensor& local, int64_t dim) {
+    if (is_even(dim)) {
+      DimVector stacked(local.sizes());
+      stacked.insert(0, world());
+      const Tensor gathered = fresh(stacked, local);
+      group_.run(group_.all_gather_into_tensor(gathered, contiguous(local)));
+      return contiguous(reshape(is_outermost(dim) ? gathered : movedim(gathered, 0, dim), whole_));
+    }
     std::vector<Tensor> pieces;
     for (int rank = 0; rank < world(); ++rank) {
       pieces.push_back(fresh(with_size(whole_, dim, piece(dim, rank).size), local));
@@ -86,6 +113,15 @@ class Mover {
   // Pieces padded to the size of the first one: the collective wants equal pieces.
   Tensor reduce_scatter(const Tensor& local, int64_t dim, PartialOp op) {
     const int64_t padded = piece(dim, 0).size;
+    if (is_even(dim)) {
+      const DimVector parts = {world(), padded};
+      const Tensor cut_up = movedim(unflatten(local, dim, parts), dim, 0);
+      const Tensor sent = buffer_for_peers(cut_up.sizes(), local.dtype(), group_);
+      copy_(sent, cut_up);
+      const Tensor received = fresh(with_size(whole_, dim, padded), local);
+      group_.run(group_.reduce_scatter_tensor(received, sent, reduce_op_of(op)));
+      return received;
+    }
     std::vector<Tensor> pieces;
     for (int rank = 0; rank < world(); ++rank) {
       const Tensor part = cut(local, dim, rank);
@@ -190,7 +226,8 @@ Tensor gather_dim(const Tensor& local, const DTensorSpec& spec, int32_t dim) {
 }  // namespace
 
 Tensor reduce_partial(const Tensor& local, ProcessGroup& group, PartialOp op) {
-  const Tensor reduced = clone(local, MemoryFormat::kContiguous);
+  const Tensor reduced = buffer_for_peers(local.sizes(), local.dtype(), group);
+  copy_(reduced, local);
   group.run(group.all_reduce(reduced, reduce_op_of(op)));
   return reduced;
 }
