@@ -9,13 +9,11 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
-#include "core/autograd/checkpoint.h"
 #include "core/autograd/node.h"
 #include "core/nn/init.h"
 #include "core/tensor/tensor.h"
@@ -119,16 +117,6 @@ class Module {
   /// made to work on pieces of their parameters. It reads parameters through their slots.
   using Compute = std::function<Tensor(const Tensor& input)>;
   void replace_compute(Compute compute) { replaced_compute_ = std::move(compute); }
-  /// Puts `wrapper` around what the module computes now; it calls `inner`, once or more often.
-  void wrap_compute(std::function<Tensor(const Compute& inner, const Tensor& input)> wrapper) {
-    Compute inner = replaced_compute_ ? std::move(replaced_compute_)
-                                      : [this](const Tensor& input) { return compute(input); };
-    replaced_compute_ = [inner = std::move(inner), wrapper = std::move(wrapper)](
-                            const Tensor& input) { return wrapper(inner, input); };
-  }
-  /// Keeps only the input of `compute` for backward and computes it again there (or no longer).
-  /// Hooks run once, around the first run. See core/autograd/checkpoint.h.
-  void set_checkpoint(std::optional<CheckpointOptions> options) { checkpoint_ = options; }
 
  protected:
   explicit Module(std::string kind) : kind_(std::move(kind)) {}
@@ -176,7 +164,6 @@ class Module {
   std::vector<Registered<ForwardHook>> hooks_;
   std::string hooks_required_because_;
   std::function<Tensor(const Tensor&)> replaced_compute_;
-  std::optional<CheckpointOptions> checkpoint_;
   bool is_training_ = true;
 };
 
