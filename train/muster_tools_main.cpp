@@ -5,6 +5,8 @@
 #include <vector>
 
 #include "train/ckpt_command.h"
+#include "train/generate_command.h"
+#include "train/logits_command.h"
 #include "train/schedule_command.h"
 
 namespace {
@@ -18,6 +20,9 @@ struct Verb {
 
 constexpr Verb kVerbs[] = {
     {"ckpt", "list, verify, digest and compare checkpoints", muster::run_ckpt_command},
+    {"generate", "continue a prompt with the model of a Hugging Face folder",
+     muster::run_generate_command},
+    {"logits", "write the logits of such a model into a file", muster::run_logits_command},
     {"schedule", "draw, prove and compare pipeline schedules", muster::run_schedule_command},
 };
 
