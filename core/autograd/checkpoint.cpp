@@ -67,7 +67,7 @@ class RngStateGuard {
   uint64_t offset_;
 };
 
-// One call of checkpoint(). Lives as long as a saved tensor of the region does.
+// One call of activation_checkpoint(). Lives as long as a saved tensor of the region does.
 class Region : public std::enable_shared_from_this<Region> {
  public:
   Region(CheckpointFunction function, std::span<const Tensor> inputs, CheckpointOptions options)
@@ -223,15 +223,15 @@ class Region : public std::enable_shared_from_this<Region> {
 };
 }  // namespace
 
-std::vector<Tensor> checkpoint(CheckpointFunction function, std::vector<Tensor> inputs,
-                               CheckpointOptions options) {
+std::vector<Tensor> activation_checkpoint(CheckpointFunction function, std::vector<Tensor> inputs,
+                                          CheckpointOptions options) {
   if (!grad_enabled()) return function(inputs);
   return std::make_shared<Region>(std::move(function), inputs, options)->run_first(inputs);
 }
 
-Tensor checkpoint(std::function<Tensor(const Tensor&)> function, const Tensor& input,
-                  CheckpointOptions options) {
-  return checkpoint(
+Tensor activation_checkpoint(std::function<Tensor(const Tensor&)> function, const Tensor& input,
+                             CheckpointOptions options) {
+  return activation_checkpoint(
       [function = std::move(function)](std::span<const Tensor> inputs) {
         return std::vector<Tensor>{function(inputs[0])};
       },

@@ -1,5 +1,5 @@
 #pragma once
-/// Activation checkpointing: a region keeps its inputs only and is computed again in backward.
+/// activation_checkpoint: a region keeps its inputs only and is computed again in backward.
 ///
 /// Non-reentrant: built on saved-tensor hooks, so the region is an ordinary part of the graph. The
 /// first saved tensor that a backward pass asks for runs the region again, with the random state,
@@ -40,11 +40,11 @@ using CheckpointFunction = std::function<std::vector<Tensor>(std::span<const Ten
 /// @error in backward kFailedPrecondition: an input or captured tensor was written since; the
 /// second run saved other tensors than the first (another number, other metadata, other values),
 /// or one saved tensor is unpacked twice in a pass
-std::vector<Tensor> checkpoint(CheckpointFunction function, std::vector<Tensor> inputs,
-                               CheckpointOptions options = {});
+std::vector<Tensor> activation_checkpoint(CheckpointFunction function, std::vector<Tensor> inputs,
+                                          CheckpointOptions options = {});
 
 /// The same for one input and one output.
-Tensor checkpoint(std::function<Tensor(const Tensor& input)> function, const Tensor& input,
-                  CheckpointOptions options = {});
+Tensor activation_checkpoint(std::function<Tensor(const Tensor& input)> function,
+                             const Tensor& input, CheckpointOptions options = {});
 
 }  // namespace muster

@@ -80,9 +80,9 @@ TEST(Autocast, CheckpointsRecomputeInTheSameRegion) {
     Tensor loss;
     {
       const AutocastGuard autocast(DeviceType::kCpu);
-      loss =
-          mse_loss(checkpointed ? checkpoint(net, x, {.check = RecomputeCheck::kValues}) : net(x),
-                   zeros({5, 3}));
+      loss = mse_loss(
+          checkpointed ? activation_checkpoint(net, x, {.check = RecomputeCheck::kValues}) : net(x),
+          zeros({5, 3}));
     }
     backward(loss);
     return std::pair(grad_of(w1), grad_of(w2));

@@ -44,8 +44,9 @@ std::vector<Tensor> gradients(const std::vector<Layer>& layers, bool checkpointe
   const Tensor x = requires_grad_(input_of(6, 8));
   Tensor y = x;
   for (const Layer& layer : layers) {
-    y = checkpointed ? checkpoint([&layer](const Tensor& in) { return layer(in); }, y, options)
-                     : layer(y);
+    y = checkpointed
+            ? activation_checkpoint([&layer](const Tensor& in) { return layer(in); }, y, options)
+            : layer(y);
   }
   backward(sum(square(y)));
   std::vector<Tensor> grads = {grad_of(x)};
@@ -95,7 +96,8 @@ TEST(Checkpoint, PeakMemoryFallsAsTheDepthIsCutIntoRegions) {
     cpu_allocator().reset_peak();
     Tensor y = x;
     for (const Layer& layer : layers) {
-      y = checkpointed ? checkpoint([&layer](const Tensor& in) { return layer(in); }, y) : layer(y);
+      y = checkpointed ? activation_checkpoint([&layer](const Tensor& in) { return layer(in); }, y)
+                       : layer(y);
     }
     backward(sum(square(y)));
     for (const Layer& layer : layers) {
@@ -115,7 +117,7 @@ TEST(Checkpoint, PeakMemoryFallsAsTheDepthIsCutIntoRegions) {
 TEST(Checkpoint, NothingRunsTwiceWithoutABackward) {
   int runs = 0;
   const Tensor x = requires_grad_(ones({3}));
-  const Tensor y = checkpoint(
+  const Tensor y = activation_checkpoint(
       [&](const Tensor& in) {
         ++runs;
         return exp(exp(in));
@@ -124,7 +126,7 @@ TEST(Checkpoint, NothingRunsTwiceWithoutABackward) {
   EXPECT_EQ(runs, 1);
   {
     const NoGradGuard no_grad;
-    checkpoint([&](const Tensor& in) { return ++runs, exp(in); }, x);
+    activation_checkpoint([&](const Tensor& in) { return ++runs, exp(in); }, x);
   }
   EXPECT_EQ(runs, 2);
   backward(sum(y));
@@ -135,7 +137,7 @@ TEST(Checkpoint, StopsAtTheLastValueThatIsNeeded) {
   const Tensor x = requires_grad_(ones({3}));
   for (const bool early_stop : {true, false}) {
     int reached_end = 0;
-    const Tensor y = checkpoint(
+    const Tensor y = activation_checkpoint(
         [&](const Tensor& in) {
           const Tensor squared = square(in);
           ++reached_end;
@@ -154,7 +156,7 @@ TEST(Checkpoint, RegionsNest) {
   const Tensor x = requires_grad_(input_of(6, 8));
   int runs_of_first = 0;
   const auto inner = [&](const Layer& layer, const Tensor& in) {
-    return checkpoint(
+    return activation_checkpoint(
         [&](const Tensor& t) {
           if (&layer == &layers[0]) ++runs_of_first;
           return layer(t);
@@ -162,11 +164,11 @@ TEST(Checkpoint, RegionsNest) {
         in);
   };
   const auto pair = [&](size_t first, const Tensor& in) {
-    return checkpoint(
+    return activation_checkpoint(
         [&, first](const Tensor& t) { return inner(layers[first + 1], inner(layers[first], t)); },
         in);
   };
-  const Tensor y = checkpoint([&](const Tensor& in) { return pair(2, pair(0, in)); }, x);
+  const Tensor y = activation_checkpoint([&](const Tensor& in) { return pair(2, pair(0, in)); }, x);
   backward(sum(square(y)));
   std::vector<Tensor> grads = {grad_of(x)};
   for (const Layer& layer : layers) {
@@ -180,7 +182,8 @@ TEST(Checkpoint, RegionsNest) {
 TEST(Checkpoint, RetainGraphRecomputesInEachPass) {
   int runs = 0;
   const Tensor x = requires_grad_(full({2}, 3.0));
-  const Tensor loss = sum(checkpoint([&](const Tensor& in) { return ++runs, square(in); }, x));
+  const Tensor loss =
+      sum(activation_checkpoint([&](const Tensor& in) { return ++runs, square(in); }, x));
   backward(loss, {}, {.retain_graph = true});
   backward(loss, {}, {.retain_graph = true});
   EXPECT_EQ(runs, 3);
@@ -191,7 +194,8 @@ TEST(Checkpoint, RetainGraphRecomputesInEachPass) {
 
 TEST(Checkpoint, SecondDerivativesPassThrough) {
   const Tensor x = requires_grad_(full({1}, 2.0, DType::kF64));
-  const Tensor loss = sum(checkpoint([](const Tensor& in) { return mul(square(in), in); }, x));
+  const Tensor loss =
+      sum(activation_checkpoint([](const Tensor& in) { return mul(square(in), in); }, x));
   const Tensor first = grad(std::span(&loss, 1), std::span(&x, 1), {}, {.create_graph = true})[0];
   EXPECT_EQ(first.item(), 12.0);
   EXPECT_EQ(grad(std::span(&first, 1), std::span(&x, 1))[0].item(), 12.0);
@@ -208,7 +212,7 @@ TEST(Checkpoint, ABackwardInsideTheRegionWorks) {
     const Tensor plain = requires_grad_(full({2}, 0.5, DType::kF64));
     const Tensor region = requires_grad_(full({2}, 0.5, DType::kF64));
     backward(sum(function(plain)));
-    backward(sum(checkpoint(function, region, {.early_stop = early_stop})));
+    backward(sum(activation_checkpoint(function, region, {.early_stop = early_stop})));
     EXPECT_TRUE(equal(grad_of(plain), grad_of(region))) << early_stop;
   }
 }
@@ -216,7 +220,7 @@ TEST(Checkpoint, ABackwardInsideTheRegionWorks) {
 TEST(Checkpoint, OnlyTheNodesOfTheAskedInputsRecompute) {
   const Tensor x = requires_grad_(ones({2})), w = requires_grad_(ones({2}));
   int runs = 0;
-  const Tensor y = checkpoint([&](const Tensor& in) { return ++runs, exp(in); }, x);
+  const Tensor y = activation_checkpoint([&](const Tensor& in) { return ++runs, exp(in); }, x);
   const Tensor loss = sum(add(y, square(w)));
   grad(std::span(&loss, 1), std::span(&w, 1), {}, {.retain_graph = true});
   EXPECT_EQ(runs, 1);
@@ -226,7 +230,7 @@ TEST(Checkpoint, OnlyTheNodesOfTheAskedInputsRecompute) {
 
 TEST(Checkpoint, SeveralInputsAndOutputsAndAbsentOnes) {
   const Tensor a = requires_grad_(full({2}, 2.0)), b = full({2}, 3.0);
-  const std::vector<Tensor> outs = checkpoint(
+  const std::vector<Tensor> outs = activation_checkpoint(
       [](std::span<const Tensor> in) {
         EXPECT_FALSE(in[2].defined());
         return std::vector<Tensor>{mul(in[0], in[1]), square(in[0]), in[1]};
@@ -241,8 +245,8 @@ TEST(Checkpoint, SeveralInputsAndOutputsAndAbsentOnes) {
 TEST(Checkpoint, OtherSizesInTheSecondRunAreNamedWithTheOperator) {
   int64_t rows = 3;
   const Tensor x = requires_grad_(ones({4, 2})), w = requires_grad_(ones({2, 2}));
-  const Tensor loss =
-      sum(checkpoint([&](const Tensor& in) { return mm(narrow(in, 0, 0, rows), w); }, x));
+  const Tensor loss = sum(
+      activation_checkpoint([&](const Tensor& in) { return mm(narrow(in, 0, 0, rows), w); }, x));
   rows = 2;
   EXPECT_ERROR(backward(loss), ErrorCode::kFailedPrecondition,
                ::testing::AllOf(HasSubstr("different metadata"), HasSubstr("f32[3, 2] of mm"),
@@ -252,7 +256,7 @@ TEST(Checkpoint, OtherSizesInTheSecondRunAreNamedWithTheOperator) {
 TEST(Checkpoint, FewerTensorsInTheSecondRunAreRefusedWithBothCounts) {
   bool first = true;
   const Tensor x = requires_grad_(ones({2}));
-  const Tensor loss = sum(checkpoint(
+  const Tensor loss = sum(activation_checkpoint(
       [&](const Tensor& in) { return std::exchange(first, false) ? exp(exp(in)) : exp(in); }, x));
   EXPECT_ERROR(backward(loss), ErrorCode::kFailedPrecondition,
                HasSubstr("a different number of tensors was saved during the original forward and "
@@ -262,7 +266,7 @@ TEST(Checkpoint, FewerTensorsInTheSecondRunAreRefusedWithBothCounts) {
 TEST(Checkpoint, MoreTensorsInTheSecondRunAreRefused) {
   bool first = true;
   const Tensor x = requires_grad_(ones({2}));
-  const Tensor loss = sum(checkpoint(
+  const Tensor loss = sum(activation_checkpoint(
       [&](const Tensor& in) { return std::exchange(first, false) ? exp(in) : exp(exp(in)); }, x,
       {.early_stop = false}));
   EXPECT_ERROR(backward(loss), ErrorCode::kFailedPrecondition,
@@ -273,8 +277,8 @@ TEST(Checkpoint, ValueCheckNamesTheOperatorThatChanged) {
   double factor = 2.0;
   const Tensor x = requires_grad_(ones({2})), w = requires_grad_(ones({2}));
   const auto function = [&](const Tensor& in) { return mul(mul(in, factor), w); };
-  const Tensor quiet = sum(checkpoint(function, x));
-  const Tensor loss = sum(checkpoint(function, x, {.check = RecomputeCheck::kValues}));
+  const Tensor quiet = sum(activation_checkpoint(function, x));
+  const Tensor loss = sum(activation_checkpoint(function, x, {.check = RecomputeCheck::kValues}));
   factor = 3.0;
   EXPECT_ERROR(backward(loss), ErrorCode::kFailedPrecondition,
                ::testing::AllOf(HasSubstr("different values"), HasSubstr("mul \"self\"")));
@@ -285,7 +289,7 @@ TEST(Checkpoint, ValueCheckNamesTheOperatorThatChanged) {
 TEST(Checkpoint, AnInputWrittenBeforeBackwardIsRefused) {
   const Tensor x = requires_grad_(ones({2}));
   const Tensor in = mul(x, 2.0);
-  const Tensor loss = sum(checkpoint([](const Tensor& t) { return exp(t); }, in));
+  const Tensor loss = sum(activation_checkpoint([](const Tensor& t) { return exp(t); }, in));
   {
     const NoGradGuard no_grad;
     add_(in, 1.0);
@@ -298,7 +302,7 @@ TEST(Checkpoint, AnInputWrittenBeforeBackwardIsRefused) {
 // The second run would read another weight: silent wrong gradients without the version check.
 TEST(Checkpoint, ACapturedWeightWrittenBeforeBackwardIsRefused) {
   const Tensor x = requires_grad_(ones({1, 2})), w = requires_grad_(ones({2, 2}));
-  const Tensor loss = sum(checkpoint([&](const Tensor& in) { return mm(in, w); }, x));
+  const Tensor loss = sum(activation_checkpoint([&](const Tensor& in) { return mm(in, w); }, x));
   {
     const NoGradGuard no_grad;
     add_(w, 1.0);
@@ -327,11 +331,11 @@ TEST(Checkpoint, RegionsGoWithTheirGraph) {
   ASSERT_EQ(token.use_count(), 2);
   const Tensor x = requires_grad_(ones({2}));
   {
-    const Tensor dropped = checkpoint(function, x);
+    const Tensor dropped = activation_checkpoint(function, x);
     EXPECT_EQ(token.use_count(), 3);
   }
   EXPECT_EQ(token.use_count(), 2) << "dropped without a backward";
-  const Tensor y = checkpoint(function, x);
+  const Tensor y = activation_checkpoint(function, x);
   backward(sum(y));
   EXPECT_EQ(token.use_count(), 2) << "after the backward, although y lives";
 }
