@@ -12,26 +12,20 @@
 #include "core/base/hash.h"
 #include "core/base/log.h"
 #include "core/ops/ops.h"
-#include "dist/backend/fake/fake_backend.h"
-#include "dist/backend/shm/shm_backend.h"
+#include "dist/backends/backends.h"
 
 namespace muster {
 namespace {
-std::unique_ptr<Backend> open_backend(const Recipe& recipe, const WorkerEnv& env,
-                                      const std::shared_ptr<Store>& store, Deadline deadline) {
-  switch (recipe.dist.backend) {
+std::string_view backend_name(Recipe::Dist::Backend backend) {
+  switch (backend) {
     case Recipe::Dist::Backend::kFake:
-      return std::make_unique<FakeBackend>(env.global_rank, env.world_size);
-    case Recipe::Dist::Backend::kShm:
-      return ShmBackend::open_world(
-                 {.store = store, .global_rank = env.global_rank, .world_size = env.world_size},
-                 deadline)
-          .value();
+      return "fake";
     case Recipe::Dist::Backend::kGloo:
+      return "gloo";
+    case Recipe::Dist::Backend::kShm:
       break;
   }
-  throw_error(ErrorCode::kUnimplemented,
-              "dist.backend: gloo is not built into this version; use shm");
+  return "shm";
 }
 
 LrSchedule schedule_of(const Recipe& recipe) {
@@ -52,11 +46,6 @@ LrSchedule schedule_of(const Recipe& recipe) {
   schedule.min_factor = recipe.optimizer.min_lr_ratio;
   return schedule;
 }
-
-std::optional<bool> reshard_of(Recipe::Fsdp::Reshard value) {
-  if (value == Recipe::Fsdp::Reshard::kAuto) return std::nullopt;
-  return value == Recipe::Fsdp::Reshard::kTrue;
-}
 }  // namespace
 
 Trainer::Trainer(const Recipe& recipe, const WorkerEnv& env, std::shared_ptr<Store> store)
@@ -66,7 +55,7 @@ Trainer::Trainer(const Recipe& recipe, const WorkerEnv& env, std::shared_ptr<Sto
       data_(TextData::open(recipe.data, recipe.model.sequence).value()),
       schedule_(schedule_of(recipe)) {
   open_group();
-  build_model();
+  model_ = std::make_unique<ParallelModel>(recipe_, group_);
   build_optimizer();
   open_records();
   resume();
@@ -80,51 +69,23 @@ void Trainer::open_group() {
   options.group_rank = env_.global_rank;
   options.timeout = recipe_.dist.timeout;
   for (int rank = 0; rank < env_.world_size; ++rank) options.global_ranks.push_back(rank);
-  group_ = std::make_shared<ProcessGroup>(std::move(options),
-                                          open_backend(recipe_, env_, store_, deadline));
-  mesh_ = DeviceMesh::open(group_, {{"fsdp", env_.world_size}}, deadline).value();
+  options.slow_after = recipe_.dist.slow_after;
+  options.on_slow = [this](const SlowPeers& slow) { report_slow(slow); };
+  BackendOptions backend{.store = store_,
+                         .global_rank = env_.global_rank,
+                         .world_size = env_.world_size,
+                         .master_addr = env_.master_addr};
+  group_ = std::make_shared<ProcessGroup>(
+      std::move(options),
+      open_backend(backend_name(recipe_.dist.backend), std::move(backend), deadline).value());
   group_->run(group_->barrier());
   group_ready_ns_ = real_clock().now().time_since_epoch().count();
-}
-
-void Trainer::build_model() {
-  GptConfig config;
-  config.vocab_size = recipe_.model.vocab;
-  config.max_positions = recipe_.model.sequence;
-  config.dim = recipe_.model.dim;
-  config.layers = recipe_.model.layers;
-  config.heads = recipe_.model.heads;
-  config.dropout = recipe_.model.dropout;
-  config.tied_head = recipe_.model.tie_embeddings;
-  config.init_std = recipe_.model.init_std;
-  {
-    // No rank ever holds the whole model: shapes first, then only its own rows get memory and
-    // values.
-    const DeviceGuard meta(kMetaDevice);
-    model_ = std::make_unique<Gpt>(config);
-  }
-  fsdp::Options options;
-  options.mesh = mesh_;
-  options.reshard_after_forward = reshard_of(recipe_.fsdp.reshard_after_forward);
-  options.prefetch = static_cast<int>(recipe_.fsdp.prefetch);
-  options.reduce_op = ReduceOp::kSum;
-  if (recipe_.fsdp.param_dtype != "f32")
-    options.mixed_precision.param_dtype = parse_dtype(recipe_.fsdp.param_dtype).value();
-  if (recipe_.fsdp.reduce_dtype != recipe_.fsdp.param_dtype) {
-    options.mixed_precision.reduce_dtype = parse_dtype(recipe_.fsdp.reduce_dtype).value();
-  }
-  for (int64_t layer = 0; layer < config.layers; ++layer) {
-    handles_.push_back(fsdp::fully_shard(model_->module_at(fmt::format("h.{}", layer)), options));
-  }
-  handles_.push_back(fsdp::fully_shard(*model_, options));
-  fsdp::init_parameters(*model_, static_cast<uint64_t>(recipe_.train.seed));
-  shards_ = fsdp::sharded_parameters(*model_);
 }
 
 void Trainer::build_optimizer() {
   // GPT-2's rule: matrices decay, vectors do not.
   std::vector<NamedTensor> matrices, vectors;
-  for (const fsdp::NamedShard& shard : shards_) {
+  for (const fsdp::NamedShard& shard : model_->shards()) {
     auto& list = shard.param->sizes.size() >= 2 ? matrices : vectors;
     list.push_back({shard.name, shard.param->local});
   }
@@ -171,33 +132,38 @@ void Trainer::open_records() {
           .dump());
 }
 
-double Trainer::forward_backward(int64_t first_sample, int64_t* tokens) {
-  const int world = env_.world_size;
+// The microbatches of this rank. All ranks get as many as the fullest one: gathers must pair up.
+std::vector<Microbatch> Trainer::microbatches(int64_t first_sample) const {
+  const int ranks = model_->data_ranks();
   const int64_t global_batch = recipe_.train.global_batch;
   const std::vector<int64_t> samples =
-      samples_of_rank(first_sample, global_batch, env_.global_rank, world);
+      samples_of_rank(first_sample, global_batch, model_->data_rank(), ranks);
   const auto size = static_cast<size_t>(recipe_.train.microbatch);
-  // All ranks run as many microbatches as the fullest one: gathers must pair up.
-  const size_t most = static_cast<size_t>((global_batch + world - 1) / world);
-  const size_t count = (most + size - 1) / size;
-  const double denominator = static_cast<double>(global_batch * recipe_.model.sequence);
-  double loss_sum = 0;
-  for (size_t i = 0; i < count; ++i) {
+  const size_t most = static_cast<size_t>((global_batch + ranks - 1) / ranks);
+  std::vector<Microbatch> result((most + size - 1) / size);
+  for (size_t i = 0; i < result.size(); ++i) {
     const size_t begin = std::min(samples.size(), i * size);
     const size_t end = std::min(samples.size(), begin + size);
     std::vector<int64_t> mine(samples.begin() + static_cast<std::ptrdiff_t>(begin),
                               samples.begin() + static_cast<std::ptrdiff_t>(end));
-    const double weight = mine.empty() ? 0.0 : 1.0;
+    result[i].weight = mine.empty() ? 0.0 : 1.0;
     if (mine.empty()) mine.push_back(first_sample);  // counts nothing, but takes part
-    const TextData::Batch batch = data_.batch(mine);
-    handles_.back().set_requires_gradient_sync(i + 1 == count);
-    const LossSum loss = model_->loss(batch.tokens, batch.targets);
-    loss_sum += weight * detach(loss.sum).item();
-    backward(mul(loss.sum, weight / denominator));
+    TextData::Batch batch = data_.batch(mine);
+    result[i].tokens = std::move(batch.tokens);
+    result[i].targets = std::move(batch.targets);
   }
+  return result;
+}
+
+double Trainer::forward_backward(int64_t first_sample, int64_t* tokens) {
+  *tokens = recipe_.train.global_batch * recipe_.model.sequence;
+  const auto denominator = static_cast<double>(*tokens);
+  const double loss_sum = model_->forward_backward(microbatches(first_sample), denominator);
   const Tensor total = from_vector(std::vector<double>{loss_sum});
+  if (MUSTER_FAULT_POINT("train.all_reduce")) {
+    group_->run(group_->all_gather_into_tensor(zeros({env_.world_size}, DType::kF64), total));
+  }
   group_->run(group_->all_reduce(total));
-  *tokens = global_batch * recipe_.model.sequence;
   return total.item() / denominator;
 }
 
@@ -205,13 +171,14 @@ StepMetrics Trainer::train_step() {
   const TimePoint started = real_clock().now();
   set_fault_step(step_ + 1);
   MUSTER_FAULT_POINT("train.step_begin");
-  // Dropout: its numbers depend on the step and the rank's samples, not on what ran before.
+  // Dropout: its numbers depend on the step and the samples, not on what ran before. Ranks that
+  // work on the same samples draw the same numbers.
   manual_seed(hash_combine(
       hash_combine(static_cast<uint64_t>(recipe_.train.seed), static_cast<uint64_t>(step_)),
-      static_cast<uint64_t>(env_.global_rank)));
+      static_cast<uint64_t>(model_->data_rank())));
   StepMetrics metrics;
   metrics.loss = forward_backward(step_ * recipe_.train.global_batch, &metrics.tokens);
-  metrics.grad_norm = fsdp::grad_norm(shards_);
+  metrics.grad_norm = model_->grad_norm();
   const double max_norm = recipe_.optimizer.max_grad_norm;
   const double scale = max_norm > 0 ? std::min(1.0, max_norm / (metrics.grad_norm + 1e-6)) : 1.0;
   metrics.lr = recipe_.optimizer.lr * schedule_.factor(step_);
@@ -223,7 +190,7 @@ StepMetrics Trainer::train_step() {
   optimizer_->set_lr(metrics.lr);
   optimizer_->step({.grad_scale = scale});
   optimizer_->zero_grad();
-  for (const fsdp::NamedShard& shard : shards_) set_grad(shard.param->sharded, {});
+  model_->zero_grad();
   ++step_;
   tokens_seen_ += metrics.tokens;
   metrics.step = step_;
@@ -253,6 +220,20 @@ void Trainer::report(const StepMetrics& metrics) {
               static_cast<long long>(metrics.step), static_cast<long long>(recipe_.train.steps),
               metrics.loss, metrics.grad_norm, metrics.lr, metrics.tokens_per_s);
   std::fflush(stdout);
+}
+
+void Trainer::report_slow(const SlowPeers& slow) {
+  for (const int global_rank : slow.global_ranks) {
+    MUSTER_LOG(kWarn, "slow: global rank {} keeps the others waiting, {} so far, in {}",
+               global_rank, format_duration(slow.waited), slow.operation);
+    if (events_ == nullptr) continue;
+    event(nlohmann::json{{"event", "slow_rank"},
+                         {"global_rank", global_rank},
+                         {"step", step_ + 1},
+                         {"text", slow.operation},
+                         {"attempt", env_.attempt}}
+              .dump());
+  }
 }
 
 void Trainer::event(const std::string& json) {

@@ -9,10 +9,9 @@
 #include <string>
 
 #include "checkpoint/io/checkpointer.h"
-#include "core/nn/gpt.h"
 #include "core/nn/optim/lr_schedule.h"
 #include "core/nn/optim/optimizer.h"
-#include "fsdp/fully_shard.h"
+#include "train/parallel_model.h"
 #include "train/run_records.h"
 #include "train/text_data.h"
 #include "train/worker_env.h"
@@ -33,19 +32,20 @@ class Trainer {
 
   /// Steps completed so far.
   [[nodiscard]] int64_t step() const noexcept { return step_; }
-  [[nodiscard]] Module& model() noexcept { return *model_; }
+  [[nodiscard]] Module& model() noexcept { return model_->model(); }
   /// Trains one step and returns its metrics. @collective all ranks
   StepMetrics train_step();
 
  private:
   void open_group();
-  void build_model();
   void build_optimizer();
   void open_records();
   void resume();
   void save();
   void report(const StepMetrics& metrics);
+  void report_slow(const SlowPeers& slow);
   void event(const std::string& json);
+  [[nodiscard]] std::vector<Microbatch> microbatches(int64_t first_sample) const;
   double forward_backward(int64_t first_sample, int64_t* tokens);
   [[nodiscard]] std::vector<checkpoint::TensorPiece> pieces();
   [[nodiscard]] std::string train_state_json() const;
@@ -56,11 +56,8 @@ class Trainer {
   const WorkerEnv env_;
   std::shared_ptr<Store> store_;
   std::shared_ptr<ProcessGroup> group_;
-  MeshRef mesh_;
   TextData data_;
-  std::unique_ptr<Gpt> model_;
-  std::vector<fsdp::Handle> handles_;  // blocks, then the root
-  std::vector<fsdp::NamedShard> shards_;
+  std::unique_ptr<ParallelModel> model_;
   std::unique_ptr<Optimizer> optimizer_;
   LrSchedule schedule_;
   std::unique_ptr<checkpoint::Checkpointer> checkpointer_;

@@ -19,29 +19,36 @@ Box box_of(const ShardBox& box) {
   return Box{checkpoint_dims(box.offsets), checkpoint_dims(box.sizes)};
 }
 
-TensorPiece piece_of(std::string name, const fsdp::ShardedParam& param, const Tensor& local) {
-  TensorPiece piece;
-  piece.name = std::move(name);
-  piece.dtype = local.dtype();
-  piece.global_sizes = checkpoint_dims(param.sizes);
-  piece.box = box_of(param.box);
-  piece.data = {static_cast<const std::byte*>(local.data_ptr()),
-                static_cast<size_t>(local.nbytes())};
-  return piece;
+// The boxes of the whole parameter that `local`, a piece or a moment of it, holds.
+void add_pieces(const std::string& name, const fsdp::ShardedParam& param, const Tensor& local,
+                std::vector<TensorPiece>& pieces) {
+  for (const LocalBox& box : param.boxes) {
+    const int64_t rows = box.box.sizes.empty() ? 1 : box.box.sizes[0];
+    const Tensor part = param.boxes.size() == 1 ? local : rows_of(local, box.first_row, rows);
+    TensorPiece piece;
+    piece.name = name;
+    piece.dtype = local.dtype();
+    piece.global_sizes = checkpoint_dims(param.sizes);
+    piece.box = box_of(box.box);
+    piece.data = {static_cast<const std::byte*>(part.data_ptr()),
+                  static_cast<size_t>(part.nbytes())};
+    piece.holders = replica_ranks(param.spec);
+    pieces.push_back(std::move(piece));
+  }
 }
 }  // namespace
 
 std::vector<TensorPiece> Trainer::pieces() {
   std::vector<TensorPiece> result;
   std::map<std::string, const fsdp::ShardedParam*> by_name;
-  for (const fsdp::NamedShard& shard : shards_) {
+  for (const fsdp::NamedShard& shard : model_->shards()) {
     by_name[shard.name] = shard.param;
-    result.push_back(piece_of("model." + shard.name, *shard.param, shard.param->local));
+    add_pieces("model." + shard.name, *shard.param, shard.param->local, result);
   }
   for (const OptimizerStateEntry& entry : optimizer_->state()) {
     for (const NamedTensor& moment : entry.tensors) {
-      result.push_back(piece_of(fmt::format("optimizer.{}.{}", entry.parameter, moment.name),
-                                *by_name.at(entry.parameter), moment.tensor));
+      add_pieces(fmt::format("optimizer.{}.{}", entry.parameter, moment.name),
+                 *by_name.at(entry.parameter), moment.tensor, result);
     }
   }
   return result;
@@ -69,8 +76,10 @@ void Trainer::save() {
   request.step = step_;
   request.tensors = pieces();
   request.train_state_json = train_state_json();
-  request.mesh_json =
-      nlohmann::json{{"axes", {{{"name", "fsdp"}, {"size", env_.world_size}}}}}.dump();
+  nlohmann::json axes = nlohmann::json::array();
+  for (const DeviceMesh::Axis& axis : model_->mesh()->axes())
+    axes.push_back({{"name", axis.name}, {"size", axis.size}});
+  request.mesh_json = nlohmann::json{{"axes", axes}}.dump();
   request.recipe_text = to_yaml(recipe_);
   request.code_revision = MUSTER_CODE_REVISION;
   request.overwrite = true;  // a step that is run again after a fall-back replaces the damaged one
@@ -137,7 +146,10 @@ void Trainer::resume() {
   apply_train_state(*loaded);
   if (is_first_rank())
     MUSTER_LOG(kInfo, "resumed from {}, digest {}", loaded->path, loaded->digest);
-  event(
-      nlohmann::json{{"event", "resumed"}, {"from_step", step_}, {"attempt", env_.attempt}}.dump());
+  event(nlohmann::json{{"event", "resumed"},
+                       {"from_step", step_},
+                       {"digest", loaded->digest},
+                       {"attempt", env_.attempt}}
+            .dump());
 }
 }  // namespace muster

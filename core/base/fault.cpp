@@ -32,6 +32,8 @@ std::string_view action_name(Fault::Action action) {
       return "delay";
     case Fault::Action::kTornWrite:
       return "torn_write";
+    case Fault::Action::kDiverge:
+      return "diverge";
   }
   return "kill";
 }
@@ -78,6 +80,8 @@ Result<Fault> decode_one(std::string_view text) {
       fault.action = Fault::Action::kDelay;
     else if (key == "do" && value == "torn_write")
       fault.action = Fault::Action::kTornWrite;
+    else if (key == "do" && value == "diverge")
+      fault.action = Fault::Action::kDiverge;
     else
       return make_error(ErrorCode::kInvalidArgument, "fault: unknown field \"{}\"", field);
   }
@@ -154,6 +158,7 @@ bool reach_fault_point(std::string_view point) {
       std::this_thread::sleep_for(fault.delay);
       break;
     case Fault::Action::kTornWrite:
+    case Fault::Action::kDiverge:
       return true;
   }
   return false;

@@ -19,7 +19,7 @@ namespace muster {
 
 /// What to do where. `point` is the name given to MUSTER_FAULT_POINT.
 struct Fault {
-  enum class Action { kKill, kStop, kExit, kDelay, kTornWrite };
+  enum class Action { kKill, kStop, kExit, kDelay, kTornWrite, kDiverge };
   std::string point;
   int global_rank = 0;
   std::optional<int64_t> step;  ///< fires at this step only; any step when absent
@@ -44,14 +44,14 @@ void set_fault_step(int64_t step) noexcept;
 
 namespace internal {
 extern std::atomic<bool> faults_armed;
-/// True when the action was a torn write, which the caller must carry out itself.
+/// True when the action was a torn write or a divergence, which the caller must carry out itself.
 bool reach_fault_point(std::string_view point);
 }  // namespace internal
 
 }  // namespace muster
 
 /// MUSTER_FAULT_POINT("checkpoint.after_data"): fires what a drill has armed there. Yields true for
-/// a torn write, which only the place that writes can perform.
+/// what only the place itself can perform: a torn write, or another collective than its peers'.
 #define MUSTER_FAULT_POINT(point)                                      \
   (::muster::internal::faults_armed.load(std::memory_order_relaxed) && \
    ::muster::internal::reach_fault_point(point))

@@ -53,10 +53,68 @@ std::optional<int64_t> first_exit_ns(const RunRecords& records, int64_t attempt)
   return std::nullopt;
 }
 
-Check check_exit(const RunFacts& run) {
+Check check_exit(const RunFacts& run, int64_t expected) {
   const std::string name = run.name + " exit";
   if (run.timed_out) return {name, false, "ran past launch.limit and was ended"};
-  return {name, run.exit_status == 0, fmt::format("status {}", run.exit_status)};
+  std::string detail = fmt::format("status {}", run.exit_status);
+  if (expected != 0) detail += fmt::format("; expected {}", expected);
+  return {name, run.exit_status == expected, detail};
+}
+
+// The culprit stands in the errors as "(global 2)"; the culprit itself may say anything.
+Check check_named(const Drill::Named& expected, const RunRecords& faulted) {
+  const std::string wanted = fmt::format("(global {})", expected.global_rank);
+  std::set<int64_t> saying, silent;
+  for (const RankError& error : faulted.errors) {
+    if (error.global_rank == expected.global_rank) continue;
+    const bool names = error.message.find(wanted) != std::string::npos;
+    (names ? saying : silent).insert(error.global_rank);
+  }
+  std::string detail =
+      fmt::format("global rank {} is named by the errors of {} ranks, missing in {}",
+                  expected.global_rank, saying.size(), silent.size());
+  return {"rank named", !saying.empty() && silent.empty(), detail};
+}
+
+// From the last step that the first attempt completed to the first exit: more than the time that
+// the fault itself took to be named.
+Check check_naming_time(Duration limit, const RunRecords& faulted) {
+  std::optional<int64_t> last_step_ns;
+  for (const StepRecord& step : faulted.steps) {
+    if (step.attempt == 0 && step.time_ns) last_step_ns = step.time_ns;
+  }
+  const std::optional<int64_t> exit_ns = first_exit_ns(faulted, 0);
+  if (!last_step_ns || !exit_ns) return {"named in time", false, "not recorded"};
+  const Duration took(*exit_ns - *last_step_ns);
+  return {"named in time", took < limit,
+          fmt::format("{}; limit {}", format_duration(took), format_duration(limit))};
+}
+
+Check check_slow_rank(int64_t expected, const RunRecords& faulted) {
+  std::set<int64_t> seen;
+  for (const SlowRecord& slow : faulted.slow_ranks) seen.insert(slow.global_rank);
+  std::vector<int64_t> list(seen.begin(), seen.end());
+  return {"slow rank named", seen == std::set<int64_t>{expected},
+          fmt::format("{}; expected {}", steps_text(list), expected)};
+}
+
+// What the run went on from with another number of workers is what it had saved, to the last bit.
+Check check_resize(const RunRecords& faulted) {
+  if (faulted.resumes.empty()) return {"resize", false, "the second launch resumed nothing"};
+  const ResumeRecord& resume = faulted.resumes.back();
+  for (const SaveRecord& save : faulted.saves) {
+    if (save.step != resume.from_step) continue;
+    return {"resize", !save.digest.empty() && save.digest == resume.digest,
+            fmt::format("step {} was saved with digest {}, loaded with {}", save.step, save.digest,
+                        resume.digest)};
+  }
+  return {"resize", false, fmt::format("step {} was never saved", resume.from_step)};
+}
+
+Check check_reaches_the_end(const RunRecords& faulted, int64_t steps) {
+  const auto curve = final_curve(faulted.steps);
+  const int64_t last = curve.empty() ? 0 : curve.rbegin()->first;
+  return {"goes on", last == steps, fmt::format("step {} of {}", last, steps)};
 }
 
 Check check_leftovers(const RunFacts& run) {
@@ -176,7 +234,6 @@ int64_t count_restarts(const RunRecords& records) {
 std::vector<int64_t> resumed_steps(const RunRecords& records) {
   std::vector<int64_t> resumed;
   for (const int64_t attempt : attempts_of(records)) {
-    if (attempt == 0) continue;
     const auto told =
         std::find_if(records.resumes.begin(), records.resumes.end(),
                      [&](const ResumeRecord& resume) { return resume.attempt == attempt; });
@@ -184,6 +241,7 @@ std::vector<int64_t> resumed_steps(const RunRecords& records) {
       resumed.push_back(told->from_step);
       continue;
     }
+    if (attempt == 0) continue;  // it began from nothing
     const auto step = std::find_if(records.steps.begin(), records.steps.end(),
                                    [&](const StepRecord& s) { return s.attempt == attempt; });
     if (step != records.steps.end()) resumed.push_back(step->step - 1);
@@ -208,7 +266,17 @@ std::vector<std::optional<Duration>> recovery_times(const RunFacts& faulted) {
 
 std::vector<Check> judge(const Drill::Expect& expect, const DrillEvidence& evidence) {
   const RunRecords& faulted = evidence.faulted.records;
-  std::vector<Check> checks = {check_exit(evidence.reference), check_exit(evidence.faulted)};
+  std::vector<Check> checks = {check_exit(evidence.reference, 0),
+                               check_exit(evidence.faulted, expect.exit_status)};
+  if (expect.named) {
+    checks.push_back(check_named(*expect.named, faulted));
+    if (expect.named->limit) checks.push_back(check_naming_time(*expect.named->limit, faulted));
+  }
+  if (expect.slow_rank) checks.push_back(check_slow_rank(*expect.slow_rank, faulted));
+  if (evidence.is_resized) {
+    checks.push_back(check_resize(faulted));
+    checks.push_back(check_reaches_the_end(faulted, evidence.steps));
+  }
   if (expect.restarts) {
     const int64_t restarts = count_restarts(faulted);
     checks.push_back({"restarts", restarts == *expect.restarts,

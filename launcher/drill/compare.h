@@ -47,6 +47,7 @@ struct DrillEvidence {
   RunFacts reference;
   RunFacts faulted;
   int64_t steps = 0;                             ///< steps that the recipe asks for
+  bool is_resized = false;                       ///< the faulted run went on with other workers
   std::optional<CheckpointVerdict> checkpoints;  ///< absent where the drill does not compare them
 };
 

@@ -20,16 +20,30 @@ struct Drill {
   std::string source;  ///< path of the drill file
   std::string recipe;  ///< path of the recipe; in the file relative to the file's folder
 
+  /// "section.key=value" for both runs, before those of the command line; key `set`, a map.
+  std::vector<std::string> overrides;
+
   struct Launch {
     int64_t nproc = 1;
+    /// key `then_nproc`: when the faulted run has ended, its run goes on with so many workers.
+    std::optional<int64_t> then_nproc;
     int64_t max_restarts = 0;
     Duration limit = 30min;  ///< key `limit`: the longest that one of the two runs may take
   } launch;
 
   std::vector<Fault> faults;
 
-  /// What is absent is not checked. That both runs exit 0 and leave no process is always checked.
+  /// A rank whose fault must be named: by all others that say anything, and in time.
+  struct Named {
+    int64_t global_rank = 0;
+    std::optional<Duration> limit;  ///< key `within: under 5 s`; since the last step that completed
+  };
+
+  /// What is absent is not checked. That both runs leave no process is always checked.
   struct Expect {
+    int64_t exit_status = 0;           ///< key `exit`: of the faulted run; the reference exits 0
+    std::optional<Named> named;        ///< in the errors of an incident
+    std::optional<int64_t> slow_rank;  ///< named by the group as late, and not ended
     std::optional<int64_t> restarts;
     std::vector<int64_t> resumed_from_steps;   ///< key `resumed_from_step`: one, or one a restart
     std::vector<int64_t> skipped_checkpoints;  ///< key `checkpoint_skipped`: steps passed over

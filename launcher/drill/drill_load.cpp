@@ -81,10 +81,11 @@ class MapReader {
   bool is_map_ = true;
 };
 
-// "kill", "stop", "torn_write", "exit 75" or "delay 2 s".
+// "kill", "stop", "torn_write", "diverge", "exit 75" or "delay 2 s".
 Result<void> read_action(const YamlNode& node, Fault& fault) {
   const std::string text = MUSTER_TRY(read_text(node));
-  static const std::vector<std::string> kActions = {"kill", "stop", "torn_write", "exit", "delay"};
+  static const std::vector<std::string> kActions = {"kill", "stop",    "torn_write",
+                                                    "exit", "diverge", "delay"};
   const size_t blank = text.find(' ');
   const std::string action = text.substr(0, blank);
   YamlNode argument = node;
@@ -114,9 +115,11 @@ Result<void> read_action(const YamlNode& node, Fault& fault) {
     fault.action = Fault::Action::kStop;
   } else if (text == "torn_write") {
     fault.action = Fault::Action::kTornWrite;
+  } else if (text == "diverge") {
+    fault.action = Fault::Action::kDiverge;
   } else {
     return bad(
-        fmt::format("must be one of kill, stop, torn_write, exit STATUS, delay TIME; got "
+        fmt::format("must be one of kill, stop, torn_write, diverge, exit STATUS, delay TIME; got "
                     "{}{}",
                     node.describe(), did_you_mean(action, kActions)));
   }
@@ -150,6 +153,7 @@ void read_launch(const YamlNode& node, Drill::Launch& launch, YamlProblems& prob
     if (launch.nproc > 4096) return bad(fmt::format("must be at most 4096; got {}", launch.nproc));
     return {};
   });
+  reader.key("then_nproc", into(launch.then_nproc, int_at_least(1)));
   reader.key("max_restarts", into(launch.max_restarts, int_at_least(0)));
   reader.key("limit", into(launch.limit, read_duration));
   reader.finish();
@@ -190,6 +194,12 @@ Fault read_fault(const YamlNode& node, size_t index, const Drill::Launch& launch
                                          "\"{}\"",
                                          index, join(kTearable), fault.point));
   }
+  if (fault.action == Fault::Action::kDiverge && !fault.point.empty() &&
+      fault.point != "train.all_reduce") {
+    problems.add(node.place,
+                 fmt::format("faults[{}].point: must be train.all_reduce for diverge; got \"{}\"",
+                             index, fault.point));
+  }
   return fault;
 }
 
@@ -204,8 +214,23 @@ Result<Duration> read_recovery(const YamlNode& node) {
   return bad(fmt::format("must be a limit, as \"under 10 s\"; got {}", node.describe()));
 }
 
+Drill::Named read_named(const YamlNode& node, YamlProblems& problems) {
+  Drill::Named named;
+  MapReader reader("expect.named", node, problems);
+  reader.required("global_rank", into(named.global_rank, int_at_least(0)));
+  reader.key("within", into(named.limit, read_recovery));
+  reader.finish();
+  return named;
+}
+
 void read_expect(const YamlNode& node, Drill::Expect& expect, YamlProblems& problems) {
   MapReader reader("expect", node, problems);
+  reader.key("exit", into(expect.exit_status, int_at_least(0)));
+  reader.key("named", [&](const YamlNode& value) -> Result<void> {
+    expect.named = read_named(value, problems);
+    return {};
+  });
+  reader.key("slow_rank", into(expect.slow_rank, int_at_least(0)));
   reader.key("restarts", into(expect.restarts, int_at_least(0)));
   reader.key("resumed_from_step", into(expect.resumed_from_steps, read_steps));
   reader.key("checkpoint_skipped", into(expect.skipped_checkpoints, read_steps));
@@ -225,9 +250,9 @@ void read_expect(const YamlNode& node, Drill::Expect& expect, YamlProblems& prob
 
 const std::vector<std::string>& known_fault_points() {
   static const std::vector<std::string> points = {
-      "train.step_begin",       "optimizer.before_step", "train.step_end",
-      "checkpoint.before_data", "checkpoint.after_data", "checkpoint.before_commit",
-      "checkpoint.after_commit"};
+      "train.step_begin",         "train.all_reduce",       "optimizer.before_step",
+      "train.step_end",           "checkpoint.before_data", "checkpoint.after_data",
+      "checkpoint.before_commit", "checkpoint.after_commit"};
   return points;
 }
 
@@ -242,6 +267,17 @@ Result<Drill> parse_drill(std::string_view text, const std::string& path) {
     const std::string recipe = MUSTER_TRY(read_text(value));
     if (recipe.empty()) return bad("must name a recipe file; got \"\"");
     drill.recipe = path_join(path_parent(path), recipe);
+    return {};
+  });
+  reader.key("set", [&](const YamlNode& value) -> Result<void> {
+    if (value.kind != YamlNode::Kind::kMap) {
+      return bad(fmt::format("must be a map of recipe keys, as {{dist.timeout: 3 s}}; got {}",
+                             value.describe()));
+    }
+    for (const YamlEntry& entry : value.entries) {
+      drill.overrides.push_back(
+          fmt::format("{}={}", entry.key, MUSTER_TRY(read_text(*entry.value))));
+    }
     return {};
   });
   reader.key("launch", [&](const YamlNode& value) -> Result<void> {

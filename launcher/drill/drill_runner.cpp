@@ -55,7 +55,9 @@ class Runner {
       : drill_(drill), options_(options), id_entry_("MUSTER_DRILL_ID=" + random_hex(16)) {}
 
   Result<DrillOutcome> run() {
-    const Recipe recipe = MUSTER_TRY(load_recipe(drill_.recipe, options_.overrides));
+    overrides_ = drill_.overrides;
+    overrides_.insert(overrides_.end(), options_.overrides.begin(), options_.overrides.end());
+    const Recipe recipe = MUSTER_TRY(load_recipe(drill_.recipe, overrides_));
     MUSTER_TRY(check(recipe));
     DrillOutcome outcome;
     DrillEvidence& evidence = outcome.report.evidence;
@@ -66,6 +68,7 @@ class Runner {
       outcome.interrupted_by = MUSTER_TRY(run_once(recipe, is_faulted, *facts));
       if (outcome.interrupted_by != 0) return outcome;
     }
+    evidence.is_resized = drill_.launch.then_nproc.has_value();
     if (drill_.expect.is_bit_identical && recipe.checkpoint.every_steps > 0) {
       evidence.checkpoints = compare_checkpoints(evidence);
     }
@@ -77,6 +80,9 @@ class Runner {
   // What only the recipe and the drill together can tell, before minutes are spent on it.
   Result<void> check(const Recipe& recipe) const {
     MUSTER_TRY(check_recipe(recipe, static_cast<int>(drill_.launch.nproc)));
+    if (drill_.launch.then_nproc) {
+      MUSTER_TRY(check_recipe(recipe, static_cast<int>(*drill_.launch.then_nproc)));
+    }
     for (size_t i = 0; i < drill_.faults.size(); ++i) {
       const Fault& fault = drill_.faults[i];
       if (!fault.step || *fault.step <= recipe.train.steps) continue;
@@ -95,14 +101,15 @@ class Runner {
     return {};
   }
 
-  std::vector<std::string> launch_command(const Recipe& recipe, const RunFacts& facts) const {
+  std::vector<std::string> launch_command(const Recipe& recipe, const RunFacts& facts,
+                                          int64_t nproc) const {
     std::vector<std::string> command = options_.launcher;
     for (std::string part : {std::string("run"), std::string("--nproc-per-node"),
-                             std::to_string(drill_.launch.nproc), std::string("--max-restarts"),
+                             std::to_string(nproc), std::string("--max-restarts"),
                              std::to_string(drill_.launch.max_restarts), drill_.recipe}) {
       command.push_back(std::move(part));
     }
-    command.insert(command.end(), options_.overrides.begin(), options_.overrides.end());
+    command.insert(command.end(), overrides_.begin(), overrides_.end());
     command.push_back("run.dir=" + facts.directory);
     // A folder that the recipe names would be shared by both runs.
     if (!recipe.checkpoint.dir.empty()) {
@@ -131,12 +138,19 @@ class Runner {
       for (const StepRecord& step : steps) meter.saw(step, now_ns);
       if (!steps.empty()) display.show(meter.line());
     };
-    const ProcessOutcome outcome = MUSTER_TRY(run_process({.command = launch_command(recipe, facts),
-                                                           .environment = environment_with(changes),
-                                                           .output_path = facts.directory + ".log",
-                                                           .limit = drill_.launch.limit,
-                                                           .watched_directory = facts.directory,
-                                                           .on_change = look}));
+    const auto launch = [&](int64_t nproc, const std::string& log) {
+      return run_process({.command = launch_command(recipe, facts, nproc),
+                          .environment = environment_with(changes),
+                          .output_path = facts.directory + log,
+                          .limit = drill_.launch.limit,
+                          .watched_directory = facts.directory,
+                          .on_change = look});
+    };
+    ProcessOutcome outcome = MUSTER_TRY(launch(drill_.launch.nproc, ".log"));
+    if (is_faulted && drill_.launch.then_nproc && outcome.interrupted_by == 0) {
+      changes.back() = "MUSTER_FAULTS";
+      outcome = MUSTER_TRY(launch(*drill_.launch.then_nproc, ".resized.log"));
+    }
     display.finish(meter.line());
 
     facts.exit_status = outcome.exit_status;
@@ -148,8 +162,18 @@ class Runner {
     read_metrics(text_or_empty(path_join(facts.directory, "metrics.jsonl")), facts.records);
     read_train_events(text_or_empty(path_join(facts.directory, "events.jsonl")), facts.records);
     read_agent_events(text_or_empty(events_path), facts.records);
+    read_incidents(facts);
     facts.newest_checkpoint = newest_checkpoint(path_join(facts.directory, "checkpoints"));
     return outcome.interrupted_by;
+  }
+
+  static void read_incidents(RunFacts& facts) {
+    const auto names = real_file_system().list(facts.directory);
+    if (!names.ok()) return;
+    for (const std::string& name : *names) {
+      if (!name.starts_with("incident-") || !name.ends_with(".json")) continue;
+      read_incident(text_or_empty(path_join(facts.directory, name)), facts.records);
+    }
   }
 
   CheckpointVerdict compare_checkpoints(const DrillEvidence& evidence) const {
@@ -191,6 +215,7 @@ class Runner {
   const Drill& drill_;
   const DrillOptions& options_;
   const std::string id_entry_;
+  std::vector<std::string> overrides_;  // the drill's, then the command line's
 };
 }  // namespace
 

@@ -88,7 +88,15 @@ void read_train_events(std::string_view text, RunRecords& records) {
     if (event == "resumed") {
       const std::optional<int64_t> step = int_of(*json, "from_step");
       if (!step) return false;
-      records.resumes.push_back({*step, attempt});
+      records.resumes.push_back({*step, attempt, text_of(*json, "digest")});
+    } else if (event == "saved") {
+      const std::optional<int64_t> step = int_of(*json, "step");
+      if (!step) return false;
+      records.saves.push_back({*step, text_of(*json, "digest")});
+    } else if (event == "slow_rank") {
+      const std::optional<int64_t> rank = int_of(*json, "global_rank");
+      if (!rank) return false;
+      records.slow_ranks.push_back({*rank, text_of(*json, "text")});
     } else if (event == "checkpoint_skipped") {
       std::optional<int64_t> step = int_of(*json, "step");
       if (!step) step = step_of_name(text_of(*json, "name"));
@@ -97,6 +105,22 @@ void read_train_events(std::string_view text, RunRecords& records) {
     }
     return true;
   });
+}
+
+void read_incident(std::string_view text, RunRecords& records) {
+  const std::optional<Json> json = parse_object(text);
+  if (!json || !json->contains("ranks") || !json->at("ranks").is_array()) {
+    ++records.damaged_lines;
+    return;
+  }
+  const int64_t attempt = int_of(*json, "attempt").value_or(0);
+  std::vector<Json> ranks(json->at("ranks").begin(), json->at("ranks").end());
+  if (json->contains("cause")) ranks.push_back(json->at("cause"));
+  for (const Json& rank : ranks) {
+    if (!rank.is_object() || !rank.contains("error") || !rank.at("error").is_object()) continue;
+    records.errors.push_back(
+        {int_of(rank, "global_rank").value_or(-1), attempt, text_of(rank.at("error"), "message")});
+  }
 }
 
 void read_agent_events(std::string_view text, RunRecords& records) {

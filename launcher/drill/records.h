@@ -29,11 +29,29 @@ struct StepRecord {
 struct ResumeRecord {
   int64_t from_step = 0;
   int64_t attempt = 0;
+  std::string digest = {};  ///< of the tensors that were loaded
+};
+struct SaveRecord {
+  int64_t step = 0;
+  std::string digest;
 };
 struct SkipRecord {
   int64_t step = 0;
   int64_t attempt = 0;
   std::string reason;
+};
+
+/// A rank that the others waited for longer than they should: a line of events.jsonl.
+struct SlowRecord {
+  int64_t global_rank = 0;
+  std::string text;
+};
+
+/// What one rank said when it failed: from an incident file.
+struct RankError {
+  int64_t global_rank = 0;
+  int64_t attempt = 0;
+  std::string message;
 };
 
 /// A line of the agent's events.
@@ -50,6 +68,9 @@ struct RunRecords {
   std::vector<StepRecord> steps;  ///< in file order; replayed steps appear again
   std::vector<ResumeRecord> resumes;
   std::vector<SkipRecord> skips;
+  std::vector<SaveRecord> saves;
+  std::vector<SlowRecord> slow_ranks;
+  std::vector<RankError> errors;
   std::vector<AgentEvent> agent_events;
   int64_t damaged_lines = 0;
 };
@@ -58,6 +79,8 @@ struct RunRecords {
 void read_metrics(std::string_view text, RunRecords& records);
 /// Adds the lines of the trainer's events.jsonl.
 void read_train_events(std::string_view text, RunRecords& records);
+/// Adds the errors that the ranks of an incident file left.
+void read_incident(std::string_view text, RunRecords& records);
 /// Adds the lines of the agent's events.
 void read_agent_events(std::string_view text, RunRecords& records);
 

@@ -35,18 +35,22 @@ struct Recipe {
   struct Run {
     std::string name = "run";
     std::string dir = "out/run";  ///< metrics.jsonl, events.jsonl, logs and checkpoints go here
+    bool tensorboard = false;     ///< also write TensorBoard event files, below run.dir/tensorboard
   } run;
 
   struct Model {
-    enum class Kind : uint8_t { kGpt };
+    enum class Kind : uint8_t { kGpt, kLlama };
     Kind kind = Kind::kGpt;
     int64_t layers = 4;
     int64_t dim = 128;
     int64_t heads = 4;
+    int64_t kv_heads = 0;  ///< llama; 0 = heads
     int64_t vocab = 256;
     int64_t sequence = 128;  ///< tokens of context
-    double dropout = 0.0;
-    int64_t mlp_ratio = 4;
+    double dropout = 0.0;    ///< gpt
+    int64_t mlp_ratio = 4;   ///< gpt
+    int64_t mlp_dim = 0;     ///< llama; 0 = 8/3 of dim, rounded up to a multiple of 32
+    double rope_theta = 10000.0;
     double init_std = 0.02;
     bool tie_embeddings = true;
   } model;
@@ -77,6 +81,17 @@ struct Recipe {
     int64_t prefetch = 1;              ///< parameter groups gathered ahead
   } fsdp;
 
+  /// Tensor parallel: what mesh.tp splits, by the plan that belongs to model.kind.
+  struct Tp {
+    bool sequence_parallel = false;  ///< norms and residuals are split along the sequence
+  } tp;
+
+  struct Pipeline {
+    enum class Schedule : uint8_t { kGpipe, k1F1B, kInterleaved1F1B };
+    Schedule schedule = Schedule::k1F1B;
+    int64_t stages_per_rank = 1;  ///< more than 1 with interleaved_1f1b
+  } pipeline;
+
   struct Optimizer {
     enum class Kind : uint8_t { kAdamW, kSgd };
     enum class Schedule : uint8_t { kCosine, kLinear, kConstant };
@@ -100,6 +115,13 @@ struct Recipe {
     bool deterministic = true;
     int64_t threads = 0;  ///< a rank; 0 = allowed cores / local ranks
     int64_t log_every = 1;
+    enum class Autocast : uint8_t { kNone, kBf16 };
+    Autocast autocast = Autocast::kNone;
+    enum class ActivationCheckpoint : uint8_t { kNone, kFull };
+    ActivationCheckpoint activation_checkpoint = ActivationCheckpoint::kNone;
+    enum class MatmulPrecision : uint8_t { kHighest, kHigh };
+    MatmulPrecision float32_matmul_precision = MatmulPrecision::kHighest;
+    bool flush_denormals = true;
   } train;
 
   struct Checkpoint {
@@ -112,6 +134,7 @@ struct Recipe {
     enum class Backend : uint8_t { kShm, kGloo, kFake };
     Backend backend = Backend::kShm;
     Duration timeout = 30s;
+    Duration slow_after = 5s;  ///< a rank that its peers wait for longer is named, not ended
   } dist;
 
   std::string source;                     ///< path of the file that it was loaded from

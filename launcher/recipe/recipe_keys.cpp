@@ -43,24 +43,34 @@ void add_run_and_model(Rows& rows) {
   };
   run("name", "name of the run, for people", at<&R::run, &R::Run::name>);
   run("dir", "folder of metrics, events, logs and checkpoints", at<&R::run, &R::Run::dir>);
+  run("tensorboard", "also write TensorBoard event files, to tensorboard in run.dir",
+      at<&R::run, &R::Run::tensorboard>);
 
   const auto model = [&](std::string_view name, Limits limits, std::string_view doc, auto field,
                          std::vector<std::string> choices = {}) {
     rows.push_back({"model", name, "", std::move(choices), limits, kNumbers, doc, field});
   };
   using M = R::Model;
-  model("kind", kAny, "architecture", at<&R::model, &M::kind>, {"gpt"});
+  model("kind", kAny, "architecture", at<&R::model, &M::kind>, {"gpt", "llama"});
   model("layers", between(1, 1024), "transformer blocks", at<&R::model, &M::layers>);
   model("dim", between(1, 65536), "width of the residual stream; a multiple of heads",
         at<&R::model, &M::dim>);
   model("heads", between(1, 1024), "attention heads", at<&R::model, &M::heads>);
+  model("kv_heads", between(0, 1024),
+        "llama: heads of keys and values, a divisor of heads; 0 = heads",
+        at<&R::model, &M::kv_heads>);
   model("vocab", between(2, 1 << 24), "size of the vocabulary; at least 256 for bytes",
         at<&R::model, &M::vocab>);
   model("sequence", between(1, 1 << 20), "tokens of context", at<&R::model, &M::sequence>);
-  model("dropout", from_to_below(0, 1), "share of activations dropped in training",
+  model("dropout", from_to_below(0, 1), "gpt: share of activations dropped in training",
         at<&R::model, &M::dropout>);
-  model("mlp_ratio", between(1, 64), "width of the MLP in multiples of dim",
+  model("mlp_ratio", between(1, 64), "gpt: width of the MLP in multiples of dim",
         at<&R::model, &M::mlp_ratio>);
+  model("mlp_dim", between(0, 1 << 20),
+        "llama: width of the MLP; 0 = 8/3 of dim, rounded up to a multiple of 32",
+        at<&R::model, &M::mlp_dim>);
+  model("rope_theta", above(0), "llama: base of the rotary frequencies",
+        at<&R::model, &M::rope_theta>);
   model("init_std", above(0), "standard deviation of the initial weights",
         at<&R::model, &M::init_std>);
   model("tie_embeddings", kAny, "share the weights of the token embedding and of the output layer",
@@ -84,15 +94,16 @@ void add_data_and_mesh(Rows& rows) {
     rows.push_back({"mesh", name, "", {}, limits, kNumbers, doc, field});
   };
   using Axes = R::Mesh;
-  mesh("pp", at_least(1), "pipeline stages; only 1 so far", at<&R::mesh, &Axes::pp>);
+  mesh("pp", at_least(1), "ranks that the layers are spread over, as pipeline stages",
+       at<&R::mesh, &Axes::pp>);
   mesh("dp_replicate", at_least(1), "replicas of the sharded model; only 1 so far",
        at<&R::mesh, &Axes::dp_replicate>);
   mesh("fsdp", at_least(-1), "ranks that share one sharded copy; -1 = all that are left",
        at<&R::mesh, &Axes::fsdp>);
-  mesh("tp", at_least(1), "ranks that split one layer; only 1 so far", at<&R::mesh, &Axes::tp>);
+  mesh("tp", at_least(1), "ranks that split each layer (tensor parallel)", at<&R::mesh, &Axes::tp>);
 }
 
-void add_fsdp_and_optimizer(Rows& rows) {
+void add_parallel(Rows& rows) {
   const auto fsdp = [&](std::string_view name, Limits limits, bool decides, std::string_view doc,
                         auto field, std::vector<std::string> choices = {}) {
     rows.push_back({"fsdp", name, "", std::move(choices), limits, decides, doc, field});
@@ -108,6 +119,34 @@ void add_fsdp_and_optimizer(Rows& rows) {
   fsdp("prefetch", between(0, 64), kOther, "parameter groups gathered ahead of their use",
        at<&R::fsdp, &F::prefetch>);
 
+  rows.push_back({"tp",
+                  "sequence_parallel",
+                  "",
+                  {},
+                  kAny,
+                  kNumbers,
+                  "split norms and residuals along the sequence over mesh.tp",
+                  at<&R::tp, &R::Tp::sequence_parallel>});
+  using P = R::Pipeline;
+  rows.push_back({"pipeline",
+                  "schedule",
+                  "",
+                  {"gpipe", "1f1b", "interleaved_1f1b"},
+                  kAny,
+                  kNumbers,
+                  "order of the microbatches on mesh.pp",
+                  at<&R::pipeline, &P::schedule>});
+  rows.push_back({"pipeline",
+                  "stages_per_rank",
+                  "",
+                  {},
+                  between(1, 64),
+                  kNumbers,
+                  "stages on each rank of mesh.pp; more than 1 with interleaved_1f1b",
+                  at<&R::pipeline, &P::stages_per_rank>});
+}
+
+void add_optimizer(Rows& rows) {
   const auto optimizer = [&](std::string_view name, Limits limits, std::string_view doc, auto field,
                              std::vector<std::string> choices = {}, std::string_view unit = "") {
     rows.push_back({"optimizer", name, unit, std::move(choices), limits, kNumbers, doc, field});
@@ -133,8 +172,9 @@ void add_fsdp_and_optimizer(Rows& rows) {
 
 void add_the_rest(Rows& rows) {
   const auto train = [&](std::string_view name, Limits limits, bool decides, std::string_view doc,
-                         auto field, std::string_view unit = "") {
-    rows.push_back({"train", name, unit, {}, limits, decides, doc, field});
+                         auto field, std::string_view unit = "",
+                         std::vector<std::string> choices = {}) {
+    rows.push_back({"train", name, unit, std::move(choices), limits, decides, doc, field});
   };
   using T = R::Train;
   train("steps", between(1, 1e12), kNumbers, "optimizer steps of the whole run",
@@ -151,6 +191,17 @@ void add_the_rest(Rows& rows) {
         at<&R::train, &T::threads>);
   train("log_every", between(1, 1e12), kOther, "steps between two lines on the console",
         at<&R::train, &T::log_every>, "steps");
+  train("autocast", kAny, kNumbers, "type in which autocast runs matrix products",
+        at<&R::train, &T::autocast>, "", {"none", "bf16"});
+  train("activation_checkpoint", kAny, kOther,
+        "full: keep each block's input only and compute the block again in backward",
+        at<&R::train, &T::activation_checkpoint>, "", {"none", "full"});
+  train("float32_matmul_precision", kAny, kNumbers,
+        "high: f32 products from three bf16 ones where the CPU gains by it",
+        at<&R::train, &T::float32_matmul_precision>, "", {"highest", "high"});
+  train("flush_denormals", kAny, kNumbers,
+        "treat denormal numbers as 0; they make some steps several times slower",
+        at<&R::train, &T::flush_denormals>);
 
   const auto other = [&](std::string_view section, std::string_view name, Limits limits,
                          std::string_view doc, auto field, std::vector<std::string> choices = {},
@@ -169,6 +220,9 @@ void add_the_rest(Rows& rows) {
         {"shm", "gloo", "fake"});
   other("dist", "timeout", above(0), "the longest that a rank waits for its peers",
         at<&R::dist, &Net::timeout>);
+  other("dist", "slow_after", above(0),
+        "a rank that its peers wait for longer than this is named in log and events, not ended",
+        at<&R::dist, &Net::slow_after>);
 }
 
 std::string choice_text(const RecipeKey& key, int choice) {
@@ -217,7 +271,8 @@ const std::vector<RecipeKey>& recipe_keys() {
     Rows all;
     add_run_and_model(all);
     add_data_and_mesh(all);
-    add_fsdp_and_optimizer(all);
+    add_parallel(all);
+    add_optimizer(all);
     add_the_rest(all);
     return all;
   }();

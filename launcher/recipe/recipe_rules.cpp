@@ -2,9 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <array>
-#include <utility>
-
 namespace muster {
 namespace {
 void check_model(const Recipe& recipe, std::vector<BrokenRule>& broken) {
@@ -41,21 +38,86 @@ void check_optimizer(const Recipe& recipe, std::vector<BrokenRule>& broken) {
   }
 }
 
+void check_llama(const Recipe::Model& model, std::vector<BrokenRule>& broken) {
+  if (model.kv_heads != 0 && model.heads % model.kv_heads != 0) {
+    broken.push_back({{"model.kv_heads", "model.heads"},
+                      fmt::format("must divide model.heads; got kv_heads {} and heads {}",
+                                  model.kv_heads, model.heads)});
+  }
+  if (model.dim % model.heads == 0 && model.dim / model.heads % 2 != 0) {
+    broken.push_back({{"model.dim", "model.heads"},
+                      fmt::format("a llama's heads must have an even width, rotary embeddings turn "
+                                  "pairs; got {}",
+                                  model.dim / model.heads)});
+  }
+  if (model.dropout != 0) {
+    broken.push_back(
+        {{"model.dropout"}, fmt::format("must be 0 for model.kind llama; got {}", model.dropout)});
+  }
+}
+
+void check_pipeline(const Recipe& recipe, std::vector<BrokenRule>& broken) {
+  const Recipe::Pipeline& pipeline = recipe.pipeline;
+  const bool interleaved = pipeline.schedule == Recipe::Pipeline::Schedule::kInterleaved1F1B;
+  if (pipeline.stages_per_rank > 1 && !interleaved) {
+    broken.push_back({{"pipeline.stages_per_rank", "pipeline.schedule"},
+                      fmt::format("must be 1 unless pipeline.schedule is interleaved_1f1b; got {}",
+                                  pipeline.stages_per_rank)});
+  }
+  const int64_t stages = recipe.mesh.pp * pipeline.stages_per_rank;
+  if (recipe.mesh.pp > 1 && recipe.model.layers < stages) {
+    broken.push_back({{"mesh.pp", "model.layers", "pipeline.stages_per_rank"},
+                      fmt::format("every stage needs a block; got {} layers for {} stages",
+                                  recipe.model.layers, stages)});
+  }
+}
+
+void check_tensor_parallel(const Recipe& recipe, std::vector<BrokenRule>& broken) {
+  const int64_t tp = recipe.mesh.tp;
+  if (tp == 1) return;
+  const int64_t kv_heads = recipe.model.kv_heads == 0 ? recipe.model.heads : recipe.model.kv_heads;
+  if (recipe.model.heads % tp != 0 || kv_heads % tp != 0) {
+    broken.push_back({{"mesh.tp", "model.heads", "model.kv_heads"},
+                      fmt::format("must divide the heads; got tp {}, heads {}, kv_heads {}", tp,
+                                  recipe.model.heads, kv_heads)});
+  }
+  if (recipe.tp.sequence_parallel && recipe.model.sequence % tp != 0) {
+    broken.push_back({{"mesh.tp", "model.sequence", "tp.sequence_parallel"},
+                      fmt::format("must divide model.sequence for tp.sequence_parallel; got tp {} "
+                                  "and sequence {}",
+                                  tp, recipe.model.sequence)});
+  }
+}
+
 void check_mesh(const Recipe& recipe, std::vector<BrokenRule>& broken) {
-  const std::array<std::pair<const char*, int64_t>, 3> later = {
-      {{"mesh.pp", recipe.mesh.pp},
-       {"mesh.dp_replicate", recipe.mesh.dp_replicate},
-       {"mesh.tp", recipe.mesh.tp}}};
-  for (const auto& [key, value] : later) {
-    if (value != 1) {
-      broken.push_back({{key},
-                        fmt::format("must be 1, other values have no implementation yet; "
-                                    "got {}",
-                                    value)});
-    }
+  if (recipe.mesh.dp_replicate != 1) {
+    broken.push_back({{"mesh.dp_replicate"},
+                      fmt::format("must be 1, other values have no implementation yet; got {}",
+                                  recipe.mesh.dp_replicate)});
   }
   if (recipe.mesh.fsdp == 0) {
     broken.push_back({{"mesh.fsdp"}, "must be -1 (all ranks) or at least 1; got 0"});
+  }
+}
+
+// A pipeline runs the same microbatches on all of its ranks, so they must come out even.
+void check_microbatches(const Recipe& recipe, int64_t data_ranks, std::vector<BrokenRule>& broken) {
+  if (recipe.mesh.pp == 1 || data_ranks == 0) return;
+  const int64_t even = data_ranks * recipe.train.microbatch;
+  if (recipe.train.global_batch % even != 0) {
+    broken.push_back(
+        {{"train.global_batch", "train.microbatch", "mesh.pp"},
+         fmt::format("with mesh.pp the global batch must be a multiple of microbatch x "
+                     "data-parallel ranks; got {} and {} x {}",
+                     recipe.train.global_batch, recipe.train.microbatch, data_ranks)});
+    return;
+  }
+  const int64_t microbatches = recipe.train.global_batch / even;
+  const bool is_gpipe = recipe.pipeline.schedule == Recipe::Pipeline::Schedule::kGpipe;
+  if (!is_gpipe && microbatches < recipe.mesh.pp) {
+    broken.push_back({{"train.global_batch", "train.microbatch", "mesh.pp", "pipeline.schedule"},
+                      fmt::format("1f1b needs at least mesh.pp microbatches; got {} for {} ranks",
+                                  microbatches, recipe.mesh.pp)});
   }
 }
 }  // namespace
@@ -66,6 +128,9 @@ std::vector<BrokenRule> broken_rules(const Recipe& recipe) {
     broken.push_back({{"run.dir"}, "must name a folder; got \"\""});
   }
   check_model(recipe, broken);
+  if (recipe.model.kind == Recipe::Model::Kind::kLlama) check_llama(recipe.model, broken);
+  check_pipeline(recipe, broken);
+  check_tensor_parallel(recipe, broken);
   if (recipe.data.kind == Recipe::Data::Kind::kText && recipe.data.files.empty()) {
     broken.push_back({{"data.files"}, "must name at least one file; got none"});
   }
@@ -92,11 +157,14 @@ std::vector<BrokenRule> broken_rules(const Recipe& recipe, int world_size) {
                                   "is {}",
                                   axes, world_size)});
   }
-  if (recipe.train.global_batch < world_size) {
+  const int64_t data_ranks = world_size / (mesh.pp * mesh.tp);
+  if (data_ranks > 0 && recipe.train.global_batch < data_ranks) {
     broken.push_back({{"train.global_batch"},
-                      fmt::format("must hold a sequence for every rank; got {}, world size is {}",
-                                  recipe.train.global_batch, world_size)});
+                      fmt::format("must hold a sequence for every rank that reads data; got {} for "
+                                  "{} of them, world size is {}",
+                                  recipe.train.global_batch, data_ranks, world_size)});
   }
+  check_microbatches(recipe, data_ranks, broken);
   return broken;
 }
 }  // namespace muster

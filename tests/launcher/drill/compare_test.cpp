@@ -311,5 +311,75 @@ TEST(MetricsFollower, GivesEachLineOnceAndWaitsForItsEnd) {
   EXPECT_EQ(records[0].step, 2);
   std::fclose(file);
 }
+
+// An incident of attempt 0 in which these ranks left these errors.
+std::string incident(const std::vector<std::pair<int, std::string>>& errors) {
+  nlohmann::json json{{"attempt", 0}, {"ranks", nlohmann::json::array()}};
+  for (const auto& [global_rank, message] : errors) {
+    json["ranks"].push_back({{"global_rank", global_rank}, {"error", {{"message", message}}}});
+  }
+  return json.dump();
+}
+
+TEST(Judge, ARankIsNamedOnlyIfEveryOtherErrorNamesIt) {
+  RunRecords faulted = calm_run(4);
+  for (StepRecord& record : faulted.steps) record.time_ns = record.step * 100'000'000;
+  read_agent_events(
+      "{\"event\":\"attempt_start\",\"t_ns\":2,\"attempt\":0}\n"
+      "{\"event\":\"worker_exit\",\"t_ns\":900000000,\"status\":75}\n",
+      faulted);
+  read_incident(incident({{0, "group rank 2 (global 2) has not arrived"},
+                          {1, "group rank 2 (global 2) has not arrived"},
+                          {2, "what the culprit says does not count"}}),
+                faulted);
+  Drill::Expect expect;
+  expect.exit_status = 75;
+  expect.named = Drill::Named{.global_rank = 2, .limit = 1s};
+  DrillEvidence evidence = evidence_of(calm_run(6), faulted, 6);
+  evidence.checkpoints.reset();
+  evidence.faulted.exit_status = 75;
+  EXPECT_THAT(failed(judge(expect, evidence)), ElementsAre());
+
+  expect.named->limit = 400ms;  // 0.5 s passed since step 4
+  EXPECT_THAT(failed(judge(expect, evidence)), ElementsAre("named in time"));
+  expect.named->limit.reset();
+  read_incident(incident({{3, "something else"}}), evidence.faulted.records);
+  EXPECT_THAT(failed(judge(expect, evidence)), ElementsAre("rank named"));
+  expect.exit_status = 0;
+  EXPECT_THAT(failed(judge(expect, evidence)), ElementsAre("faulted exit", "rank named"));
+}
+
+TEST(Judge, TheSlowRankMustBeTheOneThatWasExpected) {
+  RunRecords faulted = calm_run(6);
+  Drill::Expect expect;
+  expect.slow_rank = 3;
+  DrillEvidence evidence = evidence_of(calm_run(6), faulted, 6);
+  EXPECT_THAT(failed(judge(expect, evidence)), ElementsAre("slow rank named"));
+  read_train_events("{\"event\":\"slow_rank\",\"global_rank\":3,\"text\":\"all_reduce\"}\n",
+                    evidence.faulted.records);
+  EXPECT_THAT(failed(judge(expect, evidence)), ElementsAre());
+  read_train_events("{\"event\":\"slow_rank\",\"global_rank\":1,\"text\":\"all_reduce\"}\n",
+                    evidence.faulted.records);
+  EXPECT_THAT(failed(judge(expect, evidence)), ElementsAre("slow rank named"));
+}
+
+TEST(Judge, AResizedRunLoadsWhatWasSavedAndReachesTheEnd) {
+  RunRecords faulted = calm_run(5);
+  read_train_events(
+      "{\"event\":\"saved\",\"step\":4,\"digest\":\"aa\"}\n"
+      "{\"event\":\"resumed\",\"from_step\":4,\"digest\":\"ab\",\"attempt\":0}\n",
+      faulted);
+  Drill::Expect expect;
+  expect.resumed_from_steps = {4};
+  DrillEvidence evidence = evidence_of(calm_run(6), faulted, 6);
+  evidence.is_resized = true;
+  EXPECT_THAT(failed(judge(expect, evidence)), ElementsAre("resize", "goes on"));
+  evidence.faulted.records = calm_run(6);
+  read_train_events(
+      "{\"event\":\"saved\",\"step\":4,\"digest\":\"aa\"}\n"
+      "{\"event\":\"resumed\",\"from_step\":4,\"digest\":\"aa\",\"attempt\":0}\n",
+      evidence.faulted.records);
+  EXPECT_THAT(failed(judge(expect, evidence)), ElementsAre());
+}
 }  // namespace
 }  // namespace muster

@@ -142,6 +142,36 @@ TEST(LoadDrill, WhatItReadsSurvivesTheEnvironmentVariable) {
   EXPECT_EQ(decoded->front().attempt, 2);
 }
 
+TEST(LoadDrill, ReadsChangesOfTheRecipeAndASecondLaunch) {
+  const Result<Drill> drill = parse_drill(
+      "recipe: r.yaml\nset: {train.steps: 60, dist.timeout: 3 s}\n"
+      "launch: {nproc: 4, then_nproc: 2}\n",
+      "d/a.yaml");
+  ASSERT_OK(drill);
+  EXPECT_THAT(drill->overrides, ElementsAre("train.steps=60", "dist.timeout=3 s"));
+  EXPECT_EQ(drill->launch.then_nproc, 2);
+  EXPECT_THAT(with("set: [a]\n"), FailsWith(kBad, HasSubstr("set: must be a map of recipe keys")));
+}
+
+TEST(LoadDrill, ReadsWhoMustBeNamed) {
+  const Result<Drill> drill =
+      with("expect: {exit: 70, named: {global_rank: 1, within: under 2 s}, slow_rank: 3}\n");
+  ASSERT_OK(drill);
+  EXPECT_EQ(drill->expect.exit_status, 70);
+  ASSERT_TRUE(drill->expect.named.has_value());
+  EXPECT_EQ(drill->expect.named->global_rank, 1);
+  EXPECT_EQ(drill->expect.named->limit, Duration(2s));
+  EXPECT_EQ(drill->expect.slow_rank, 3);
+  EXPECT_THAT(with("expect: {named: {within: under 2 s}}\n"),
+              FailsWith(kBad, HasSubstr("expect.named.global_rank: must be given")));
+}
+
+TEST(LoadDrill, ARankCanDivergeInItsAllReduceOnly) {
+  EXPECT_OK(with("faults:\n  - {global_rank: 1, point: train.all_reduce, do: diverge}\n"));
+  EXPECT_THAT(with_fault("do: diverge"),
+              FailsWith(kBad, HasSubstr("point: must be train.all_reduce for diverge")));
+}
+
 TEST(Configs, EveryDrillInTheTreeFitsItsRecipe) {
   std::string root = __FILE__;
   for (int level = 0; level < 4; ++level) root = path_parent(root);
@@ -152,7 +182,7 @@ TEST(Configs, EveryDrillInTheTreeFitsItsRecipe) {
   for (const std::string& name : *names) {
     const Result<Drill> drill = load_drill(path_join(folder, name));
     ASSERT_OK(drill);
-    const Result<Recipe> recipe = load_recipe(drill->recipe);
+    const Result<Recipe> recipe = load_recipe(drill->recipe, drill->overrides);
     ASSERT_OK(recipe);
     EXPECT_OK(check_recipe(*recipe, static_cast<int>(drill->launch.nproc)));
     for (const Fault& fault : drill->faults) {

@@ -233,7 +233,17 @@ TEST(LoadRecipe, RulesBetweenKeysPointAtTheKeyThatWasSet) {
   EXPECT_THAT(with("optimizer: {betas: [0.9]}\n"), FailsWith(kBad, HasSubstr("two numbers")));
   EXPECT_THAT(with("optimizer: {betas: [0.9, 1]}\n"), FailsWith(kBad, HasSubstr("below 1; got 1")));
   EXPECT_THAT(with("optimizer: {momentum: 0.9}\n"), FailsWith(kBad, HasSubstr("adamw")));
-  EXPECT_THAT(with("mesh: {tp: 2}\n"), FailsWith(kBad, HasSubstr("mesh.tp: must be 1")));
+  EXPECT_THAT(with("mesh: {dp_replicate: 2}\n"),
+              FailsWith(kBad, HasSubstr("mesh.dp_replicate: must be 1")));
+  EXPECT_THAT(with("mesh: {tp: 3}\n"),
+              FailsWith(kBad, HasSubstr("must divide the heads; got tp 3")));
+  EXPECT_THAT(with("mesh: {pp: 8}\n"),
+              FailsWith(kBad, HasSubstr("every stage needs a block; got 4 layers for 8 stages")));
+  EXPECT_THAT(with("pipeline: {stages_per_rank: 2}\n"), FailsWith(kBad, HasSubstr("interleaved")));
+  EXPECT_THAT(with("model: {kind: llama, kv_heads: 3}\n"),
+              FailsWith(kBad, HasSubstr("must divide model.heads; got kv_heads 3 and heads 4")));
+  EXPECT_THAT(with("model: {kind: llama, dropout: 0.1}\n"),
+              FailsWith(kBad, HasSubstr("must be 0 for model.kind llama; got 0.1")));
   EXPECT_THAT(with("mesh: {fsdp: 0}\n"), FailsWith(kBad, HasSubstr("mesh.fsdp: must be -1")));
   EXPECT_THAT(with("train: {global_batch: 0}\n"), FailsWith(kBad, HasSubstr("global_batch")));
 }

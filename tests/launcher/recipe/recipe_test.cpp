@@ -99,10 +99,11 @@ TEST(CheckRecipe, TheMeshMustHoldTheWorld) {
 
 TEST(CheckRecipe, EveryRankNeedsASequence) {
   EXPECT_OK(check_recipe(parse("train: {global_batch: 5}\n"), 5));
-  EXPECT_THAT(check_recipe(parse("", {"train.global_batch=4"}), 5),
-              FailsWith(ErrorCode::kBadRecipe,
-                        HasSubstr("command line: train.global_batch: must hold a sequence for "
-                                  "every rank; got 4, world size is 5")));
+  EXPECT_THAT(
+      check_recipe(parse("", {"train.global_batch=4"}), 5),
+      FailsWith(ErrorCode::kBadRecipe,
+                HasSubstr("command line: train.global_batch: must hold a sequence for "
+                          "every rank that reads data; got 4 for 5 of them, world size is 5")));
 }
 
 TEST(CheckRecipe, AllBrokenRulesAreTold) {
