@@ -61,7 +61,10 @@ Tensor Module::operator()(const Tensor& input) {
 }
 
 Tensor Module::run_compute(const Tensor& input) {
-  return replaced_compute_ ? replaced_compute_(input) : compute(input);
+  const auto run = [this](const Tensor& in) {
+    return replaced_compute_ ? replaced_compute_(in) : compute(in);
+  };
+  return checkpoint_ ? activation_checkpoint(run, input, *checkpoint_) : run(input);
 }
 
 Tensor Module::forward(const Tensor& input) {

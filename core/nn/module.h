@@ -9,11 +9,13 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
+#include "core/autograd/checkpoint.h"
 #include "core/autograd/node.h"
 #include "core/nn/init.h"
 #include "core/tensor/tensor.h"
@@ -117,6 +119,9 @@ class Module {
   /// made to work on pieces of their parameters. It reads parameters through their slots.
   using Compute = std::function<Tensor(const Tensor& input)>;
   void replace_compute(Compute compute) { replaced_compute_ = std::move(compute); }
+  /// Keeps only the input of `compute` for backward and computes it again there (or no longer).
+  /// Hooks run once, around the first run. See core/autograd/checkpoint.h.
+  void set_checkpoint(std::optional<CheckpointOptions> options) { checkpoint_ = options; }
 
  protected:
   explicit Module(std::string kind) : kind_(std::move(kind)) {}
@@ -164,6 +169,7 @@ class Module {
   std::vector<Registered<ForwardHook>> hooks_;
   std::string hooks_required_because_;
   std::function<Tensor(const Tensor&)> replaced_compute_;
+  std::optional<CheckpointOptions> checkpoint_;
   bool is_training_ = true;
 };
 
