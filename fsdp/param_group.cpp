@@ -142,6 +142,10 @@ void ParamGroup::start_unshard(bool async_op) {
         param.name, name_);
     param.unsharded.storage()->restore_memory();
   }
+  if (params_.empty()) {  // a root whose blocks hold everything
+    state_ = State::kUnsharded;
+    return;
+  }
   gather_input_ = gather_input();
   gather_ = group().all_gather(pieces_, gather_input_, async_op);
   ++num_gathers_;

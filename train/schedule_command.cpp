@@ -231,7 +231,7 @@ void add_options(CLI::App& app, Arguments& arguments) {
   };
   std::string names;
   for (const Generator& generator : generators()) {
-    names += fmt::format("\n  {:<12} {}", generator.alias, generator.summary);
+    names += fmt::format("\n  {:<16} {}", generator.alias, generator.summary);
   }
   CLI::App* show = common(app.add_subcommand("show", "draw a schedule; names:" + names));
   show->add_option("name", arguments.name, "a name, or a file that ends in .csv")->required();

@@ -178,7 +178,7 @@ constexpr Generator kGenerators[] = {
     {"GPipe", "gpipe", "all forwards, then all backwards", StageStyle::kLoop, 1, false, make_gpipe},
     {"1F1B", "1f1b", "one forward, one backward; least memory", StageStyle::kLoop, 1, false,
      make_1f1b},
-    {"Interleaved1F1B", "interleaved", "1F1B over several stages a rank; smaller bubble",
+    {"Interleaved1F1B", "interleaved_1f1b", "1F1B over several stages a rank; smaller bubble",
      StageStyle::kLoop, 0, false, make_interleaved_1f1b},
     {"LoopedBFS", "bfs", "stage by stage over several stages a rank", StageStyle::kLoop, 0, false,
      make_looped_bfs},
@@ -203,7 +203,12 @@ std::span<const Generator> generators() { return kGenerators; }
 Result<const Generator*> find_generator(std::string_view name) {
   std::vector<std::string> names;
   for (const Generator& generator : kGenerators) {
-    if (equal_without_case(name, generator.name) || equal_without_case(name, generator.alias)) {
+    // "interleaved" and "zero" are short for interleaved_1f1b and zero_bubble.
+    const bool is_short = generator.alias.size() > name.size() &&
+                          generator.alias[name.size()] == '_' &&
+                          equal_without_case(name, generator.alias.substr(0, name.size()));
+    if (is_short || equal_without_case(name, generator.name) ||
+        equal_without_case(name, generator.alias)) {
       return &generator;
     }
     names.emplace_back(generator.alias);

@@ -46,7 +46,7 @@ Schedule make_dual_pipe_v(const ScheduleShape& shape);
 /// An entry of the table.
 struct Generator {
   std::string_view name;   ///< as PyTorch's class: "Interleaved1F1B"
-  std::string_view alias;  ///< as recipes write it: "interleaved"
+  std::string_view alias;  ///< as recipes write it: "interleaved_1f1b"
   std::string_view summary;
   StageStyle style = StageStyle::kLoop;
   int stages_per_rank = 0;  ///< 0: any number
@@ -54,7 +54,8 @@ struct Generator {
   Schedule (*make)(const ScheduleShape& shape) = nullptr;
 };
 std::span<const Generator> generators();
-/// The generator of a name or alias, case ignored. @error kInvalidArgument lists what exists
+/// The generator of a name or alias (or its part before a '_'), case ignored. @error
+/// kInvalidArgument lists what exists
 Result<const Generator*> find_generator(std::string_view name);
 /// find_generator, then make; a broken constraint comes back as an error.
 Result<Schedule> make_schedule(std::string_view name, const ScheduleShape& shape);
