@@ -1,5 +1,6 @@
 #include "train/parallel_model.h"
 
+#include <cmath>
 #include <optional>
 
 #include "core/autograd/autocast.h"
@@ -7,6 +8,7 @@
 #include "core/autograd/checkpoint.h"
 #include "core/ops/ops.h"
 #include "dist/parallel/models.h"
+#include "pipeline/schedule/generate.h"
 #include "train/model_zoo.h"
 
 namespace muster {
@@ -28,6 +30,24 @@ fsdp::Options fsdp_options(const Recipe::Fsdp& recipe, MeshRef mesh) {
     options.mixed_precision.reduce_dtype = parse_dtype(recipe.reduce_dtype).value();
   return options;
 }
+
+pipeline::Schedule schedule_of(const Recipe& recipe, int64_t num_microbatches) {
+  const auto pp = static_cast<int>(recipe.mesh.pp);
+  const pipeline::ScheduleShape shape{
+      .num_stages = pp * static_cast<int>(recipe.pipeline.stages_per_rank),
+      .num_microbatches = static_cast<int>(num_microbatches),
+      .num_ranks = pp};
+  switch (recipe.pipeline.schedule) {
+    case Recipe::Pipeline::Schedule::kGpipe:
+      return pipeline::make_gpipe(shape);
+    case Recipe::Pipeline::Schedule::k1F1B:
+      return pipeline::make_1f1b(shape);
+    case Recipe::Pipeline::Schedule::kInterleaved1F1B:
+      return pipeline::make_interleaved_1f1b(shape);
+  }
+  MUSTER_ASSERT(false, "schedule {}", static_cast<int>(recipe.pipeline.schedule));
+  return {};
+}
 }  // namespace
 
 std::vector<DeviceMesh::Axis> mesh_axes(const Recipe& recipe, int world_size) {
@@ -42,19 +62,7 @@ std::vector<DeviceMesh::Axis> mesh_axes(const Recipe& recipe, int world_size) {
 ParallelModel::ParallelModel(const Recipe& recipe, const std::shared_ptr<ProcessGroup>& world)
     : recipe_(recipe) {
   open_mesh(world, Deadline::after(recipe.dist.timeout));
-  {
-    const DeviceGuard meta(kMetaDevice);
-    model_ = make_model(recipe_.model);
-  }
-  if (has_axis("tp")) {
-    parallel::parallelize(*model_, mesh_->slice({"tp"}),
-                          {.sequence_parallel = recipe_.tp.sequence_parallel});
-  }
-  if (recipe_.train.activation_checkpoint == Recipe::Train::ActivationCheckpoint::kFull) {
-    for (const std::string& block : model_->block_names())
-      model_->module_at(block).set_checkpoint(CheckpointOptions{});
-  }
-  shard();
+  has_axis("pp") ? build_stages() : build_whole();
 }
 
 ParallelModel::~ParallelModel() = default;
@@ -65,13 +73,59 @@ void ParallelModel::open_mesh(const std::shared_ptr<ProcessGroup>& world, Deadli
   data_ranks_ = mesh_->group("fsdp")->world_size();
 }
 
-void ParallelModel::shard() {
-  const fsdp::Options options = fsdp_options(recipe_.fsdp, mesh_->slice({"fsdp"}));
-  for (const std::string& block : model_->block_names())
-    handles_.push_back(fsdp::fully_shard(model_->module_at(block), options));
-  handles_.push_back(fsdp::fully_shard(*model_, options));
-  fsdp::init_parameters(*model_, static_cast<uint64_t>(recipe_.train.seed));
-  shards_ = fsdp::sharded_parameters(*model_);
+void ParallelModel::build_whole() {
+  {
+    const DeviceGuard meta(kMetaDevice);
+    model_ = make_model(recipe_.model);
+  }
+  if (has_axis("tp")) {
+    parallel::parallelize(*model_, mesh_->slice({"tp"}),
+                          {.sequence_parallel = recipe_.tp.sequence_parallel});
+  }
+  shard(*model_, model_->block_names(), /*keeps_gathered=*/false);
+}
+
+void ParallelModel::build_stages() {
+  const auto ranks = static_cast<int>(recipe_.mesh.pp);
+  const int num_stages = ranks * static_cast<int>(recipe_.pipeline.stages_per_rank);
+  for (int stage = coordinate("pp"); stage < num_stages; stage += ranks) {
+    std::unique_ptr<StageModule>& module = stages_[stage];
+    {
+      const DeviceGuard meta(kMetaDevice);
+      module = make_stage(*make_model(recipe_.model), stage, num_stages);
+    }
+    tied_copies_.insert(module->tied_copies().begin(), module->tied_copies().end());
+    shard(*module, module->block_names(), /*keeps_gathered=*/true);
+  }
+}
+
+// A stage is used by many microbatches between its first and its last: gathering it for each would
+// cost more than keeping it gathered, unless the recipe says so.
+void ParallelModel::shard(Module& module, const std::vector<std::string>& blocks,
+                          bool keeps_gathered) {
+  if (recipe_.train.activation_checkpoint == Recipe::Train::ActivationCheckpoint::kFull) {
+    for (const std::string& block : blocks)
+      module.module_at(block).set_checkpoint(CheckpointOptions{});
+  }
+  fsdp::Options options = fsdp_options(recipe_.fsdp, mesh_->slice({"fsdp"}));
+  if (keeps_gathered && !options.reshard_after_forward) options.reshard_after_forward = false;
+  for (const std::string& block : blocks) fsdp::fully_shard(module.module_at(block), options);
+  roots_.push_back(fsdp::fully_shard(module, options));
+  fsdp::init_parameters(module, static_cast<uint64_t>(recipe_.train.seed));
+  for (fsdp::NamedShard& shard : fsdp::sharded_parameters(module))
+    shards_.push_back(std::move(shard));
+}
+
+void ParallelModel::open_pipeline(int64_t num_microbatches) {
+  std::vector<pipeline::Stage> stages;
+  for (const auto& [index, module] : stages_) {
+    stages.push_back(
+        {.index = index, .module = module.get(), .hooks = stage_hooks(roots_[stages.size()])});
+  }
+  pipeline_ = pipeline::Pipeline::open({.schedule = schedule_of(recipe_, num_microbatches),
+                                        .group = mesh_->group("pp"),
+                                        .stages = std::move(stages)})
+                  .value();
 }
 
 bool ParallelModel::has_axis(const std::string& axis) const {
@@ -85,19 +139,23 @@ int ParallelModel::coordinate(const std::string& axis) const {
   return mesh_->coordinate()[static_cast<size_t>(mesh_->axis_index(axis))];
 }
 
-double ParallelModel::forward_backward(std::span<const Microbatch> microbatches,
+double ParallelModel::forward_backward(const std::vector<Microbatch>& microbatches,
                                        double denominator) {
+  return stages_.empty() ? run_whole(microbatches, denominator)
+                         : run_pipeline(microbatches, denominator);
+}
+
+double ParallelModel::run_whole(const std::vector<Microbatch>& microbatches, double denominator) {
   // Ranks of one tp group have the same loss: one of them tells it.
   const double told = coordinate("tp") == 0 ? 1.0 : 0.0;
   double loss_sum = 0;
   for (size_t i = 0; i < microbatches.size(); ++i) {
     const Microbatch& microbatch = microbatches[i];
-    handles_.back().set_requires_gradient_sync(i + 1 == microbatches.size());
+    roots_.front().set_requires_gradient_sync(i + 1 == microbatches.size());
     Tensor loss;
     {
       std::optional<AutocastGuard> autocast;
-      if (recipe_.train.autocast == Recipe::Train::Autocast::kBf16)
-        autocast.emplace(DeviceType::kCpu, DType::kBF16);
+      if (uses_autocast()) autocast.emplace(DeviceType::kCpu, DType::kBF16);
       loss = model_->loss(microbatch.tokens, microbatch.targets).sum;
     }
     loss_sum += told * microbatch.weight * detach(loss).item();
@@ -106,7 +164,53 @@ double ParallelModel::forward_backward(std::span<const Microbatch> microbatches,
   return loss_sum;
 }
 
-double ParallelModel::grad_norm() { return fsdp::grad_norm(shards_); }
+double ParallelModel::run_pipeline(const std::vector<Microbatch>& microbatches,
+                                   double denominator) {
+  if (pipeline_ == nullptr) open_pipeline(static_cast<int64_t>(microbatches.size()));
+  pipeline::StepInputs inputs;
+  for (const Microbatch& microbatch : microbatches) inputs.inputs.push_back(microbatch.tokens);
+  inputs.loss = [&](const Tensor& logits, int microbatch) {
+    return stages_.rbegin()->second->loss(logits,
+                                          microbatches[static_cast<size_t>(microbatch)].targets);
+  };
+  inputs.grad_scale = 1.0 / denominator;
+  std::optional<AutocastGuard> autocast;
+  if (uses_autocast()) autocast.emplace(DeviceType::kCpu, DType::kBF16);
+  const pipeline::StepResult done = pipeline_->train_step(inputs);
+  autocast.reset();
+  reduce_tied();
+  double loss_sum = 0;
+  for (const double sum : done.loss_sums) loss_sum += sum;
+  return loss_sum;
+}
+
+// Both ends of the model hold a tied embedding and saw half of its gradient.
+void ParallelModel::reduce_tied() {
+  if (!recipe_.model.tie_embeddings) return;
+  const std::string name = recipe_.model.kind == Recipe::Model::Kind::kLlama
+                               ? "model.embed_tokens.weight"
+                               : "wte.weight";
+  std::vector<Tensor> leaves;
+  for (const fsdp::NamedShard& shard : shards_)
+    if (shard.name == name) leaves.push_back(shard.param->local);
+  reduce_tied_gradients(*mesh_->group("pp"), 0, static_cast<int>(recipe_.mesh.pp) - 1, leaves);
+}
+
+bool ParallelModel::uses_autocast() const noexcept {
+  return recipe_.train.autocast == Recipe::Train::Autocast::kBf16;
+}
+
+double ParallelModel::grad_norm() {
+  std::vector<fsdp::NamedShard> counted;
+  for (const fsdp::NamedShard& shard : shards_)
+    if (!is_tied_copy(shard.name)) counted.push_back(shard);
+  const double norm = fsdp::grad_norm(counted);
+  if (!has_axis("pp")) return norm;
+  const Tensor squares = from_vector(std::vector<double>{norm * norm});
+  ProcessGroup& stages = *mesh_->group("pp");
+  stages.run(stages.all_reduce(squares));
+  return std::sqrt(squares.item());
+}
 
 void ParallelModel::zero_grad() {
   for (const fsdp::NamedShard& shard : shards_) set_grad(shard.param->sharded, {});

@@ -32,7 +32,7 @@ class Trainer {
 
   /// Steps completed so far.
   [[nodiscard]] int64_t step() const noexcept { return step_; }
-  [[nodiscard]] Module& model() noexcept { return model_->model(); }
+  [[nodiscard]] ParallelModel& model() noexcept { return *model_; }
   /// Trains one step and returns its metrics. @collective all ranks
   StepMetrics train_step();
 
@@ -47,7 +47,7 @@ class Trainer {
   void event(const std::string& json);
   [[nodiscard]] std::vector<Microbatch> microbatches(int64_t first_sample) const;
   double forward_backward(int64_t first_sample, int64_t* tokens);
-  [[nodiscard]] std::vector<checkpoint::TensorPiece> pieces();
+  [[nodiscard]] std::vector<checkpoint::TensorPiece> pieces(bool with_tied_copies);
   [[nodiscard]] std::string train_state_json() const;
   void apply_train_state(const checkpoint::LoadedState& state);
   [[nodiscard]] bool is_first_rank() const noexcept { return env_.global_rank == 0; }

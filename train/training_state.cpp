@@ -38,14 +38,16 @@ void add_pieces(const std::string& name, const fsdp::ShardedParam& param, const 
 }
 }  // namespace
 
-std::vector<TensorPiece> Trainer::pieces() {
+std::vector<TensorPiece> Trainer::pieces(bool with_tied_copies) {
   std::vector<TensorPiece> result;
   std::map<std::string, const fsdp::ShardedParam*> by_name;
   for (const fsdp::NamedShard& shard : model_->shards()) {
     by_name[shard.name] = shard.param;
+    if (!with_tied_copies && model_->is_tied_copy(shard.name)) continue;
     add_pieces("model." + shard.name, *shard.param, shard.param->local, result);
   }
   for (const OptimizerStateEntry& entry : optimizer_->state()) {
+    if (!with_tied_copies && model_->is_tied_copy(entry.parameter)) continue;
     for (const NamedTensor& moment : entry.tensors) {
       add_pieces(fmt::format("optimizer.{}.{}", entry.parameter, moment.name),
                  *by_name.at(entry.parameter), moment.tensor, result);
@@ -74,7 +76,7 @@ std::string Trainer::train_state_json() const {
 void Trainer::save() {
   checkpoint::SaveRequest request;
   request.step = step_;
-  request.tensors = pieces();
+  request.tensors = pieces(/*with_tied_copies=*/false);
   request.train_state_json = train_state_json();
   nlohmann::json axes = nlohmann::json::array();
   for (const DeviceMesh::Axis& axis : model_->mesh()->axes())
@@ -124,7 +126,7 @@ void Trainer::apply_train_state(const checkpoint::LoadedState& loaded) {
 
 void Trainer::resume() {
   std::vector<checkpoint::TensorSlot> slots;
-  const std::vector<TensorPiece> own = pieces();
+  const std::vector<TensorPiece> own = pieces(/*with_tied_copies=*/true);
   for (const TensorPiece& piece : own) {
     auto* data = const_cast<std::byte*>(piece.data.data());
     slots.push_back(

@@ -64,6 +64,12 @@ void check_pipeline(const Recipe& recipe, std::vector<BrokenRule>& broken) {
                       fmt::format("must be 1 unless pipeline.schedule is interleaved_1f1b; got {}",
                                   pipeline.stages_per_rank)});
   }
+  if (recipe.mesh.pp > 1 && recipe.mesh.tp > 1) {
+    broken.push_back({{"mesh.tp", "mesh.pp"},
+                      fmt::format("must be 1 with mesh.pp above 1, stages cannot be split yet; got "
+                                  "tp {} and pp {}",
+                                  recipe.mesh.tp, recipe.mesh.pp)});
+  }
   const int64_t stages = recipe.mesh.pp * pipeline.stages_per_rank;
   if (recipe.mesh.pp > 1 && recipe.model.layers < stages) {
     broken.push_back({{"mesh.pp", "model.layers", "pipeline.stages_per_rank"},
