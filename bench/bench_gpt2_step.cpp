@@ -1,23 +1,28 @@
 // One training step of GPT-2 124M (or the toy) in one process: forward, backward, clip, AdamW.
 // bench_gpt2_step [--model gpt2|toy] [--threads N] [--batch B] [--seq T] [--steps S] [--json]
-// The last line is one JSON object: median_ms, min_ms, tokens_per_s, gemm_floor_ms (the step's
-// matrix products alone, measured in the same run with raw oneDNN).
+//                 [--autocast bf16] [--checkpoint]
+// The last line is one JSON object: median_ms, min_ms, tokens_per_s, peak_mib (the allocator's,
+// over the measured steps), gemm_floor_ms (the step's matrix products alone, in f32, measured in
+// the same run with raw oneDNN). --checkpoint recomputes each block in backward.
 
 #include <fmt/format.h>
 #include <oneapi/dnnl/dnnl.h>
 
 #include <algorithm>
-#include <cstdio>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "core/autograd/autocast.h"
 #include "core/autograd/autograd.h"
+#include "core/autograd/checkpoint.h"
 #include "core/base/time.h"
 #include "core/kernels/parallel.h"
 #include "core/nn/gpt.h"
 #include "core/nn/optim/clip_grad.h"
 #include "core/nn/optim/optimizer.h"
 #include "core/ops/ops.h"
+#include "core/tensor/allocator.h"
 
 namespace {
 using namespace muster;  // NOLINT(google-build-using-namespace): a main file
@@ -28,6 +33,8 @@ struct Options {
   int64_t batch = 4;
   int64_t sequence = 64;
   int64_t steps = 0;  // 0: five, or fifty for the toy
+  bool autocast = false;
+  bool checkpoint = false;
 };
 
 Options parse(int argc, char** argv) {
@@ -35,6 +42,10 @@ Options parse(int argc, char** argv) {
   for (int i = 1; i < argc; ++i) {
     const std::string name = argv[i];
     if (name == "--json") continue;  // the JSON line is always printed
+    if (name == "--checkpoint") {
+      options.checkpoint = true;
+      continue;
+    }
     MUSTER_CHECK(i + 1 < argc, ErrorCode::kInvalidArgument, "{}: a value must follow", name);
     const std::string value = argv[++i];
     if (name == "--model")
@@ -47,8 +58,10 @@ Options parse(int argc, char** argv) {
       options.sequence = std::stoll(value);
     else if (name == "--steps")
       options.steps = std::stoll(value);
+    else if (name == "--autocast" && value == "bf16")
+      options.autocast = true;
     else
-      throw_error(ErrorCode::kInvalidArgument, "unknown option {}", name);
+      throw_error(ErrorCode::kInvalidArgument, "unknown option {} {}", name, value);
   }
   return options;
 }
@@ -104,6 +117,10 @@ int main(int argc, char** argv) {
   const GptConfig config = config_of(options);
   Gpt model(config);
   model.reset_parameters(1);
+  if (options.checkpoint) {
+    for (int64_t i = 0; i < config.layers; ++i)
+      model.module_at(fmt::format("h.{}", i)).set_checkpoint(CheckpointOptions{});
+  }
   AdamW optimizer(model.named_parameters(), {.lr = 3e-4, .weight_decay = 0.1});
   const int64_t tokens = options.batch * options.sequence;
   const Tensor input =
@@ -118,8 +135,12 @@ int main(int argc, char** argv) {
   std::vector<double> times;
   double loss_value = 0;
   for (int64_t step = 0; step < steps + 2; ++step) {
+    if (step == 2) cpu_allocator().reset_peak();
     const TimePoint start = real_clock().now();
+    std::optional<AutocastGuard> autocast;
+    if (options.autocast) autocast.emplace(DeviceType::kCpu, DType::kBF16);
     const LossSum loss = model.loss(input, target);
+    autocast.reset();
     backward(div(loss.sum, static_cast<double>(tokens)));
     clip_grad_norm_(model.parameters(), 1.0);
     optimizer.step();
@@ -130,17 +151,20 @@ int main(int argc, char** argv) {
   std::sort(times.begin(), times.end());
   const double median = times[times.size() / 2];
   const double floor = gemm_floor_ms(config, tokens);
-  std::printf(
-      "%s B%lld T%lld, %lld threads: %.1f ms a step (least %.1f), products alone %.1f ms, loss "
-      "%.4f\n",
-      options.model.c_str(), static_cast<long long>(options.batch),
-      static_cast<long long>(options.sequence), static_cast<long long>(options.threads), median,
-      times.front(), floor, loss_value);
-  std::printf(
-      "{\"model\": \"%s\", \"threads\": %lld, \"batch\": %lld, \"seq\": %lld, \"median_ms\": %.3f, "
-      "\"min_ms\": %.3f, \"tokens_per_s\": %.1f, \"gemm_floor_ms\": %.3f}\n",
-      options.model.c_str(), static_cast<long long>(options.threads),
-      static_cast<long long>(options.batch), static_cast<long long>(options.sequence), median,
-      times.front(), static_cast<double>(tokens) / median * 1e3, floor);
+  const double peak_mib =
+      static_cast<double>(cpu_allocator().stats().peak_allocated.count) / (1 << 20);
+  fmt::print(
+      "{} B{} T{}, {} threads{}{}: {:.1f} ms a step (least {:.1f}), f32 products alone {:.1f} ms, "
+      "peak {:.0f} MiB, loss {:.4f}\n",
+      options.model, options.batch, options.sequence, options.threads,
+      options.autocast ? ", bf16 autocast" : "", options.checkpoint ? ", checkpointed" : "", median,
+      times.front(), floor, peak_mib, loss_value);
+  fmt::print(
+      "{{\"model\": \"{}\", \"threads\": {}, \"batch\": {}, \"seq\": {}, \"autocast\": \"{}\", "
+      "\"checkpoint\": {}, \"median_ms\": {:.3f}, \"min_ms\": {:.3f}, \"tokens_per_s\": {:.1f}, "
+      "\"gemm_floor_ms\": {:.3f}, \"peak_mib\": {:.1f}, \"loss\": {:.4f}}}\n",
+      options.model, options.threads, options.batch, options.sequence,
+      options.autocast ? "bf16" : "none", options.checkpoint, median, times.front(),
+      static_cast<double>(tokens) / median * 1e3, floor, peak_mib, loss_value);
   return 0;
 }

@@ -17,6 +17,7 @@
 #include "core/kernels/cpu/optimizer.h"
 #include "core/kernels/cpu/sdpa.h"
 #include "core/kernels/parallel.h"
+#include "core/kernels/precision.h"
 
 namespace muster::kernels::cpu {
 namespace {
@@ -102,6 +103,52 @@ void gemm_shapes(benchmark::internal::Benchmark* bench) {
   }
 }
 BENCHMARK(BM_GemmAgainstOneDnn)->Apply(gemm_shapes)->Unit(benchmark::kMillisecond);
+
+// bf16 products against our f32 ones of the same shape: by the CPU's own instructions, or widened.
+void BM_GemmBf16AgainstF32(benchmark::State& state) {
+  const Form form = static_cast<Form>(state.range(0));
+  const int64_t m = state.range(1), n = state.range(2), k = state.range(3);
+  set_num_threads(1);
+  set_bf16_products(state.range(4) != 0 ? Bf16Products::kAuto : Bf16Products::kWiden);
+  const bool transpose_a = form == kWeightGradient, transpose_b = form == kForward;
+  const std::vector<float> a = values(m * k), b = values(k * n);
+  std::vector<float> out(static_cast<size_t>(m * n));
+  const std::vector<BFloat16> low_a(a.size(), BFloat16(0.5f)), low_b(b.size(), BFloat16(0.25f));
+  std::vector<BFloat16> low_out(out.size());
+  const DimVector a_sizes = {m, k}, b_sizes = {k, n}, out_sizes = {m, n}, out_strides = {n, 1};
+  const DimVector a_strides = transpose_a ? DimVector{1, m} : DimVector{k, 1};
+  const DimVector b_strides = transpose_b ? DimVector{1, k} : DimVector{n, 1};
+  const auto view = [](const auto& data, const DimVector& sizes, const DimVector& strides) {
+    using T = std::remove_cvref_t<decltype(data[0])>;
+    return TensorView(const_cast<T*>(data.data()), dtype_of<T>, sizes.span(), strides.span());
+  };
+  BestTime f32, bf16;
+  for (auto _ : state) {
+    f32.run([&] {
+      gemm(view(out, out_sizes, out_strides), view(a, a_sizes, a_strides),
+           view(b, b_sizes, b_strides));
+    });
+    bf16.run([&] {
+      gemm(view(low_out, out_sizes, out_strides), view(low_a, a_sizes, a_strides),
+           view(low_b, b_sizes, b_strides));
+    });
+  }
+  set_bf16_products(Bf16Products::kAuto);
+  const double gflop = 2e-9 * static_cast<double>(m * n * k);
+  state.counters["best_f32_gflops"] = gflop / f32.seconds();
+  state.counters["best_bf16_gflops"] = gflop / bf16.seconds();
+  state.counters["speedup"] = f32.seconds() / bf16.seconds();
+}
+void bf16_shapes(benchmark::internal::Benchmark* b) {
+  for (const int native : {1, 0}) {
+    for (const int form : {kForward, kInputGradient, kWeightGradient}) {
+      b->Args({form, 256, 2304, 768, native});
+      b->Args({form, 64, 64, 64, native});
+      b->Args({form, 256, 50257, 768, native});
+    }
+  }
+}
+BENCHMARK(BM_GemmBf16AgainstF32)->Apply(bf16_shapes)->Unit(benchmark::kMillisecond);
 
 void BM_GemmF64(benchmark::State& state) {
   const int64_t n = state.range(0);

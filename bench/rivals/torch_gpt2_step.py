@@ -1,8 +1,9 @@
 """PyTorch eager on the same step as bench_gpt2_step: forward, backward, clip, fused AdamW. Needs torch; no dependency of muster.
 
-python bench/rivals/torch_gpt2_step.py [--model gpt2|toy] [--threads N] [--batch B] [--seq T]
+python bench/rivals/torch_gpt2_step.py [--model gpt2|toy] [--threads N] [--batch B] [--seq T] [--autocast bf16] [--checkpoint]
 """
 import argparse
+import contextlib
 import json
 import math
 import time
@@ -10,6 +11,7 @@ import time
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
+from torch.utils.checkpoint import checkpoint
 
 
 class Block(nn.Module):
@@ -35,6 +37,7 @@ class Gpt(nn.Module):
         self.wte, self.wpe = nn.Embedding(vocab, dim), nn.Embedding(positions, dim)
         self.h = nn.ModuleList(Block(dim, heads) for _ in range(layers))
         self.ln_f = nn.LayerNorm(dim)
+        self.checkpoint = False
         for name, p in self.named_parameters():
             if p.dim() >= 2:
                 nn.init.normal_(p, std=0.02 / (math.sqrt(2 * layers) if "proj" in name else 1))
@@ -42,7 +45,7 @@ class Gpt(nn.Module):
     def forward(self, tokens, targets):
         x = self.wte(tokens) + self.wpe(torch.arange(tokens.shape[1]))
         for block in self.h:
-            x = block(x)
+            x = checkpoint(block, x, use_reentrant=False) if self.checkpoint else block(x)
         logits = self.ln_f(x) @ self.wte.weight.t()
         return F.cross_entropy(logits.view(-1, logits.shape[-1]), targets.view(-1))
 
@@ -54,11 +57,14 @@ def main():
     parser.add_argument("--batch", type=int, default=4)
     parser.add_argument("--seq", type=int, default=64)
     parser.add_argument("--steps", type=int, default=0)
+    parser.add_argument("--autocast", choices=["bf16"])
+    parser.add_argument("--checkpoint", action="store_true")
     o = parser.parse_args()
     torch.set_num_threads(o.threads)
     torch.manual_seed(0)
     toy = o.model == "toy"
     model = Gpt(4, 64, 4, 256, 64) if toy else Gpt(12, 768, 12, 50257, 1024)
+    model.checkpoint = o.checkpoint
     vocab = 256 if toy else 50257
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, weight_decay=0.1, fused=True)
     n = o.batch * o.seq
@@ -68,7 +74,8 @@ def main():
     times = []
     for step in range((o.steps or (50 if toy else 5)) + 2):
         start = time.perf_counter()
-        loss = model(tokens, targets)
+        with torch.autocast("cpu", dtype=torch.bfloat16) if o.autocast else contextlib.nullcontext():
+            loss = model(tokens, targets)
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
@@ -77,7 +84,7 @@ def main():
             times.append((time.perf_counter() - start) * 1e3)
     times.sort()
     median = times[len(times) // 2]
-    print(json.dumps({"model": o.model, "threads": o.threads, "batch": o.batch, "seq": o.seq, "median_ms": round(median, 3),
+    print(json.dumps({"model": o.model, "threads": o.threads, "batch": o.batch, "seq": o.seq, "autocast": o.autocast or "none", "checkpoint": o.checkpoint, "median_ms": round(median, 3),
                       "min_ms": round(times[0], 3), "tokens_per_s": round(n / median * 1e3, 1), "loss": round(loss.item(), 4)}))
 
 
