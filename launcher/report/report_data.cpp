@@ -2,6 +2,7 @@
 #include <nlohmann/json.hpp>
 
 #include "launcher/report/page.h"
+#include "launcher/report/pipeline_drawing.h"
 #include "launcher/report/timeline.h"
 
 namespace muster {
@@ -92,6 +93,12 @@ Json layout_json(const RunFolder& run) {
           {"source", run.world_size_source}};
 }
 
+Json pipeline_json(const RunFolder& run) {
+  const std::optional<PipelineDrawing> drawing = draw_pipeline(run);
+  if (!drawing) return nullptr;
+  return {{"title", drawing->title}, {"drawing", drawing->drawing}};
+}
+
 Json logs_json(const RunFolder& run) {
   Json json = Json::array();
   for (const LogTail& tail : run.logs) {
@@ -142,7 +149,7 @@ std::string report_data(const RunFolder& run) {
   json["agent"] = agent_json(run);
   json["incidents"] = incidents_json(run);
   json["layout"] = layout_json(run);
-  json["pipeline"] = nullptr;
+  json["pipeline"] = pipeline_json(run);
   json["checkpoints_on_disk"] = run.checkpoints_on_disk;
   json["logs"] = logs_json(run);
   json["recipe"] = run.recipe_text;

@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "core/base/file_system.h"
+#include "launcher/report/pipeline_drawing.h"
 #include "launcher/report/timeline.h"
 #include "tests/support/matchers.h"
 
@@ -152,6 +153,18 @@ TEST(MeshAxes, ResolveWhatIsLeftByTheNumberOfRanks) {
   EXPECT_EQ(axes[2].size, 4);
   EXPECT_EQ(mesh_axes(with_recipe("{fsdp: -1}", std::nullopt))[2].size, 0);
   EXPECT_TRUE(mesh_axes(RunFolder()).empty());
+}
+
+TEST(PipelineDrawing, DrawsTheScheduleOfTheRecipe) {
+  const auto drawing = draw_pipeline(with_recipe("{pp: 2, fsdp: -1}", 4));
+  ASSERT_TRUE(drawing.has_value());
+  EXPECT_THAT(drawing->title, HasSubstr("1F1B, 2 stages on 2 ranks, 4 microbatches a step"));
+  EXPECT_EQ(drawing->drawing,
+            "stage 0 | F0 F1 .  B0 F2 B1 F3 B2 .  B3\n"
+            "stage 1 | .  F0 B0 F1 B1 F2 B2 F3 B3 .\n");
+  EXPECT_FALSE(draw_pipeline(with_recipe("{fsdp: -1}", 4)).has_value());
+  EXPECT_THAT(draw_pipeline(with_recipe("{pp: 2, fsdp: -1}", std::nullopt))->drawing,
+              HasSubstr("not known"));
 }
 
 TEST(RunFolder, SaysWhatAFolderMustHold) {
