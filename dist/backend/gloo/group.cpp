@@ -51,6 +51,9 @@ GlooBackend::Group::Round& GlooBackend::Group::round_locked(uint64_t seq) {
 std::shared_ptr<Work> GlooBackend::Group::launch(CollectiveRequest request) {
   auto work = std::make_shared<GlooWork>(shared_from_this(), std::move(request));
   const WorkDescriptor& what = work->descriptor();
+  // Made before the peers' announcements can end the operation, which overwrites its tensors.
+  const std::vector<std::string> said =
+      is_pair(what.kind) ? std::vector<std::string>() : announcements(*work);
   {
     const std::lock_guard lock(mutex_);
     if (failure_) {
@@ -64,7 +67,11 @@ std::shared_ptr<Work> GlooBackend::Group::launch(CollectiveRequest request) {
   } else if (what.kind == CollectiveKind::kRecv) {
     launch_receive(work);
   } else {
-    announce(*work);
+    for (int peer = 0; peer < size(); ++peer) {
+      if (peer == options_.group_rank) continue;
+      const auto at = static_cast<size_t>(peer);
+      channel_->send(options_.global_ranks[at], FrameKind::kContract, what.seq, said[at]);
+    }
     const std::lock_guard lock(mutex_);
     const auto found = rounds_.find(what.seq);
     if (found != rounds_.end() && !work->done()) advance_locked(found->second);
@@ -72,12 +79,14 @@ std::shared_ptr<Work> GlooBackend::Group::launch(CollectiveRequest request) {
   return work;
 }
 
-void GlooBackend::Group::announce(const GlooWork& work) {
+// What each peer is told, by group rank.
+std::vector<std::string> GlooBackend::Group::announcements(const GlooWork& work) const {
   const WorkDescriptor& what = work.descriptor();
   const CollectiveRequest& request = work.request_;
   AnnouncementHead head{};
   head.descriptor.write(what);
   const bool is_inline = wire::is_inline(request, size());
+  std::vector<std::string> said(static_cast<size_t>(size()));
   for (int peer = 0; peer < size(); ++peer) {
     if (peer == options_.group_rank) continue;
     if (what.kind == CollectiveKind::kAllToAll) {
@@ -86,9 +95,9 @@ void GlooBackend::Group::announce(const GlooWork& work) {
     }
     std::string payload = wire::to_bytes(head);
     if (is_inline) payload += wire::inline_contribution(request, options_.group_rank, peer);
-    channel_->send(options_.global_ranks[static_cast<size_t>(peer)], FrameKind::kContract, what.seq,
-                   std::move(payload));
+    said[static_cast<size_t>(peer)] = std::move(payload);
   }
+  return said;
 }
 
 std::optional<Error> GlooBackend::Group::compare_locked(const GlooWork& work, int peer,

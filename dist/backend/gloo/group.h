@@ -92,7 +92,7 @@ class GlooBackend::Group final : public wire::ChannelListener,
   using MessagePlace = std::pair<int, uint64_t>;  // source, sequence number
 
   Round& round_locked(uint64_t seq);
-  void announce(const GlooWork& work);
+  [[nodiscard]] std::vector<std::string> announcements(const GlooWork& work) const;
   void advance_locked(Round& round);
   void finish_locked(const WorkRef& work, std::optional<Error> error);
   void fail_locked(Error error);

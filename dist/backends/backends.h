@@ -1,0 +1,35 @@
+#pragma once
+/// Backends by name: the one place that knows them all.
+///
+/// Which are built in depends on the packages that were found; one that is left out is refused by
+/// name, with what would bring it back.
+
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "dist/group/backend.h"
+#include "dist/store/store.h"
+
+namespace muster {
+
+struct BackendOptions {
+  std::shared_ptr<Store> store;
+  int global_rank = 0;
+  int world_size = 1;
+  /// Where rank 0's host is reached; a backend over the network binds the address that leads there.
+  /// Loopback when empty.
+  std::string master_addr;
+};
+
+/// The world of a job over the backend `name`. @collective all ranks
+/// @error kInvalidArgument no such name; kUnimplemented this build has left it out; kTimeout,
+/// kPeerLost
+Result<std::unique_ptr<Backend>> open_backend(std::string_view name, BackendOptions options,
+                                              Deadline deadline);
+
+/// Names that open_backend() knows, those that are left out included.
+std::vector<std::string> backend_names();
+
+}  // namespace muster
