@@ -3,6 +3,7 @@
 #include "core/autograd/autograd_meta.h"
 #include "core/autograd/engine.h"
 #include "core/dispatch/op_table.h"
+#include "core/tensor/wrapper_hooks.h"
 
 namespace muster {
 namespace {
@@ -21,7 +22,7 @@ Tensor root_gradient(const Tensor& root, const Tensor& grad) {
   const Tensor one =
       empty_from_spec(TensorSpec::contiguous(root.sizes(), root.dtype(), root.device()));
   call_one(fill, one, 1.0);
-  return one;
+  return as_constant_beside(one, root);
 }
 
 std::vector<Edge> root_edges(std::span<const Tensor> roots) {

@@ -75,8 +75,8 @@ GradList derivative(Context c) {
 // How often each index occurs, at the places where it does; at least 1.
 Tensor frequency_of(const Tensor& indices, int64_t num_weights, DType dtype) {
   const Tensor flat = reshape(indices, {-1});
-  const Tensor zero = zeros({num_weights}, dtype, indices.device());
-  const Tensor counts = index_add(zero, 0, flat, ones(flat.sizes(), dtype, indices.device()));
+  const Tensor zero = new_zeros(flat, {num_weights}, dtype);
+  const Tensor counts = index_add(zero, 0, flat, new_ones(flat, flat.sizes(), dtype));
   return reshape(index_select(counts, 0, flat), indices.sizes());
 }
 

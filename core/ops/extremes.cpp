@@ -98,7 +98,7 @@ GradList indexed_derivative(Context c) {
   const bool keepdim = c.arg("keepdim").boolean();
   const Tensor grad = with_dims(c.grad(), dims, keepdim);
   const Tensor index = with_dims(c.saved("indices"), dims, keepdim);
-  return {scatter_add(zeros(self.sizes, grad.dtype(), self.device), dims[0], index, grad)};
+  return {scatter_add(new_zeros(grad, self.sizes), dims[0], index, grad)};
 }
 
 // vector_norm(self, ord, dim, keepdim, dtype)

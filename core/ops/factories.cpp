@@ -5,6 +5,7 @@
 #include "core/kernels/cpu/copy.h"
 #include "core/ops/creation.h"
 #include "core/ops/op_support.h"
+#include "core/tensor/wrapper_hooks.h"
 
 namespace muster::ops {
 namespace {
@@ -115,19 +116,23 @@ OpDef like(const char* schema, KernelFn kernel, std::vector<std::string> samples
 // (self, size, .., dtype) -> the factory of that name with self's dtype and device.
 void new_empty_composite(const OpArgs& args, std::span<Tensor> outs) {
   const Tensor& self = args.tensor(0);
-  outs[0] = empty(args[1].ints(), dtype_or(args[2], self.dtype()), self.device());
+  outs[0] = as_constant_beside(
+      empty(args[1].ints(), dtype_or(args[2], self.dtype()), self.device()), self);
 }
 void new_zeros_composite(const OpArgs& args, std::span<Tensor> outs) {
   const Tensor& self = args.tensor(0);
-  outs[0] = zeros(args[1].ints(), dtype_or(args[2], self.dtype()), self.device());
+  outs[0] = as_constant_beside(
+      zeros(args[1].ints(), dtype_or(args[2], self.dtype()), self.device()), self);
 }
 void new_ones_composite(const OpArgs& args, std::span<Tensor> outs) {
   const Tensor& self = args.tensor(0);
-  outs[0] = ones(args[1].ints(), dtype_or(args[2], self.dtype()), self.device());
+  outs[0] = as_constant_beside(ones(args[1].ints(), dtype_or(args[2], self.dtype()), self.device()),
+                               self);
 }
 void new_full_composite(const OpArgs& args, std::span<Tensor> outs) {
   const Tensor& self = args.tensor(0);
-  outs[0] = full(args[1].ints(), args[2].scalar(), dtype_or(args[3], self.dtype()), self.device());
+  outs[0] = as_constant_beside(
+      full(args[1].ints(), args[2].scalar(), dtype_or(args[3], self.dtype()), self.device()), self);
 }
 }  // namespace
 

@@ -137,7 +137,7 @@ Tensor put_stacked(const Tensor& self, const Tensor& index, const Value& dims,
 
 GradList index_derivative(Context c) {
   const TensorSpec& self = c.spec("self");
-  const Tensor zero = zeros(self.sizes, c.grad().dtype(), self.device);
+  const Tensor zero = new_zeros(c.grad(), self.sizes);
   return {put_stacked(zero, c.saved("index"), c.arg("dims"), c.grad(), true), {}};
 }
 

@@ -64,7 +64,7 @@ void select_kernel(const OpArgs& args, std::span<Tensor> outs) {
 
 GradList select_derivative(Context c) {
   const TensorSpec& self = c.spec("self");
-  const Tensor zero = zeros(self.sizes, c.grad().dtype(), self.device);
+  const Tensor zero = new_zeros(c.grad(), self.sizes);
   return {index_add(zero, c.arg("dim").integer(), c.saved("index"), c.grad()), {}};
 }
 
@@ -192,7 +192,7 @@ void gather_kernel(const OpArgs& args, std::span<Tensor> outs) {
 
 GradList gather_derivative(Context c) {
   const TensorSpec& self = c.spec("self");
-  const Tensor zero = zeros(self.sizes, c.grad().dtype(), self.device);
+  const Tensor zero = new_zeros(c.grad(), self.sizes);
   return {scatter_add(zero, c.arg("dim").integer(), c.saved("index"), c.grad()), {}};
 }
 

@@ -89,7 +89,7 @@ GradList cumprod_derivative(Context c) {
   if (divides) return {div(sum_from_end(mul(c.grad(), c.saved("result")), dim), self)};
   DimVector one_sizes(self.sizes());
   one_sizes[static_cast<size_t>(dim)] = 1;
-  const Tensor one = ones(one_sizes, self.dtype(), self.device());
+  const Tensor one = new_ones(self, one_sizes);
   std::vector<Tensor> slopes;
   Tensor before = one;
   for (int64_t k = 0; k < size; ++k) {
@@ -123,8 +123,8 @@ GradList logcumsumexp_derivative(Context c) {
 GradList extreme_scan_derivative(Context c) {
   const TensorSpec& self = c.spec("self");
   if (self.sizes.empty()) return {c.grad()};
-  return {scatter_add(zeros(self.sizes, c.grad().dtype(), self.device), scanned_dim(c),
-                      c.saved("indices"), c.grad())};
+  return {
+      scatter_add(new_zeros(c.grad(), self.sizes), scanned_dim(c), c.saved("indices"), c.grad())};
 }
 
 constexpr const char* kOneRule = "S(b) -> S(b) where b != dim";

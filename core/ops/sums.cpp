@@ -81,7 +81,7 @@ Tensor product_of_others(const Tensor& self, int64_t dim) {
   const int64_t size = self.size(dim);
   DimVector one_sizes(self.sizes());
   one_sizes[static_cast<size_t>(dim)] = 1;
-  const Tensor one = ones(one_sizes, self.dtype(), self.device());
+  const Tensor one = new_ones(self, one_sizes);
   const Tensor before = cumprod(cat({one, narrow(self, dim, 0, size - 1)}, dim), dim);
   const Dims flipped(&dim, 1);
   const Tensor reversed = flip(narrow(self, dim, 1, size - 1), flipped);

@@ -142,6 +142,12 @@ Tensor alias_with_layout(const Tensor& source, Layout layout) {
   return Tensor(std::move(impl));
 }
 
+Tensor as_constant_beside(const Tensor& plain, const Tensor& beside) {
+  const bool is_wrapper = beside.impl()->keys_own.has(DispatchKey::kDTensor);
+  return is_wrapper && wrapper_hooks.replicated != nullptr ? wrapper_hooks.replicated(plain, beside)
+                                                           : plain;
+}
+
 Tensor shallow_detach(const Tensor& source) {
   TensorImpl* from = source.impl();
   if (from->keys_own.has(DispatchKey::kDTensor) && wrapper_hooks.detach != nullptr) {

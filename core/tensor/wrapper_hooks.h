@@ -13,7 +13,13 @@ struct WrapperHooks {
   Tensor (*detach)(const Tensor& source) = nullptr;
   /// The tensor whose memory holds the value that item() asks for. May throw.
   Tensor (*readable)(const Tensor& source) = nullptr;
+  /// A plain tensor that is the same on all ranks, as a wrapper beside `wrapper`.
+  Tensor (*replicated)(const Tensor& plain, const Tensor& wrapper) = nullptr;
 };
+
+/// `plain`, or what stands for it in a call with `beside` where that is a wrapper: for constants
+/// that depend on sizes alone.
+Tensor as_constant_beside(const Tensor& plain, const Tensor& beside);
 
 /// @thread before the first wrapper is made
 void set_wrapper_hooks(WrapperHooks hooks) noexcept;

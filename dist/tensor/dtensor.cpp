@@ -40,11 +40,18 @@ Tensor readable_local(const Tensor& source) {
                from.spec.describe());
   return from.local;
 }
+
+Tensor replicated_beside(const Tensor& plain, const Tensor& wrapper) {
+  const DTensorSpec& like = impl_of(wrapper, "constant").spec;
+  return make_dtensor(plain, {like.mesh, std::vector<Placement>(like.placements.size()),
+                              DimVector(plain.sizes()), plain.dtype()});
+}
 }  // namespace
 
 void install_dtensor() {
   static const bool installed = [] {
-    set_wrapper_hooks({.detach = detach_dtensor, .readable = readable_local});
+    set_wrapper_hooks(
+        {.detach = detach_dtensor, .readable = readable_local, .replicated = replicated_beside});
     set_key_handler(DispatchKey::kDTensor, dispatch_dtensor);
     return true;
   }();

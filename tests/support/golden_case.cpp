@@ -4,6 +4,7 @@
 #include <cstring>
 #include <fstream>
 #include <limits>
+#include <mutex>
 #include <nlohmann/json.hpp>
 
 #include "core/base/file_system.h"
@@ -91,7 +92,9 @@ GoldenFile::GoldenFile(std::string name)
 GoldenFile::~GoldenFile() = default;
 
 const GoldenFile& GoldenFile::load(const std::string& name) {
+  static std::mutex lock;  // threads as ranks load the same file
   static std::map<std::string, std::unique_ptr<GoldenFile>> loaded;
+  const std::lock_guard guard(lock);
   auto& file = loaded[name];
   if (!file) file.reset(new GoldenFile(name));
   return *file;

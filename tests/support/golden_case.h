@@ -20,7 +20,7 @@ namespace muster::testing {
 class GoldenFile {
  public:
   /// Reads tests/golden/NAME.jsonl and, where there is one, NAME.safetensors. Kept for the process.
-  /// @error kNotFound, kCorruption (throws)
+  /// @thread any @error kNotFound, kCorruption (throws)
   static const GoldenFile& load(const std::string& name);
   ~GoldenFile();
 

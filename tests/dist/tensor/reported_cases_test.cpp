@@ -1,0 +1,99 @@
+// Faults of DTensors that users of other systems reported, each as a small case.
+#include "core/autograd/autograd.h"
+#include "core/ops/ops.h"
+#include "dist/tensor/dtensor_dispatch.h"
+#include "dist/tensor/redistribute.h"
+#include "tests/support_ranks/ranks.h"
+
+namespace muster {
+namespace {
+using Placements = std::vector<Placement>;
+constexpr Placement kR = Placement::replicate();
+constexpr Placement s(int32_t dim) { return Placement::shard(dim); }
+
+MeshRef mesh_of(testing::RankContext& ctx, std::vector<DeviceMesh::Axis> axes) {
+  const auto world = std::shared_ptr<ProcessGroup>(&ctx.group(), [](ProcessGroup*) {});
+  return DeviceMesh::open(world, std::move(axes), ctx.deadline()).value();
+}
+MeshRef line(testing::RankContext& ctx) { return mesh_of(ctx, {{"tp", ctx.world_size()}}); }
+
+std::vector<double> values_of(const Tensor& x) {
+  return to_vector<double>(to(contiguous(detach(x)), DType::kF64));
+}
+Tensor count_up(Dims sizes) { return view(to(arange(numel_of(sizes)), DType::kF64), sizes); }
+
+// D8: the contracted dim is cut in another order on either side.
+TEST(ReportedCases, ProductsOfDifferentShardOrdersAreThoseOfTheWholes) {
+  testing::run_ranks(4, [](testing::RankContext& ctx) {
+    const MeshRef mesh = mesh_of(ctx, {{"dp", 2}, {"tp", 2}});
+    const Tensor x = count_up({4, 4});
+    const Tensor a = distribute_tensor(x, mesh, {s(1), s(1)});
+    const Tensor b = distribute_tensor(x, mesh, {Placement::strided_shard(0, 2), s(0)});
+    EXPECT_EQ(values_of(select(full_tensor(mm(a, b)), 0, 0)),
+              (std::vector<double>{56, 62, 68, 74}));
+  });
+}
+
+// D14: a view that merges or splits around a cut dim.
+TEST(ReportedCases, ViewsAcrossACutDimAreThoseOfTheWhole) {
+  testing::run_ranks(2, [](testing::RankContext& ctx) {
+    const Tensor x = count_up({4, 4, 4});
+    const Tensor d = distribute_tensor(x, line(ctx), {s(1)});
+    EXPECT_EQ(values_of(full_tensor(view(d, {8, 8}))), values_of(x));
+  });
+  testing::run_ranks(6, [](testing::RankContext& ctx) {
+    const Tensor x = count_up({12, 8});
+    const Tensor d = distribute_tensor(x, line(ctx), {s(1)});
+    EXPECT_EQ(values_of(full_tensor(view(d, {16, 6}))), values_of(x));
+  });
+}
+
+// D23: calls over lists are known the second time.
+TEST(ReportedCases, CallsOverListsHitTheLayoutCache) {
+  testing::run_ranks(2, [](testing::RankContext& ctx) {
+    const Tensor x = distribute_tensor(ones({4}), line(ctx), {s(0)});
+    const auto stacked = [&] { return stack({x, x, x, x}); };
+    static_cast<void>(stacked());
+    const LayoutCacheCounts before = layout_cache_counts();
+    EXPECT_EQ(full_tensor(stacked()).size(0), 4);
+    EXPECT_EQ(layout_cache_counts().misses, before.misses);
+  });
+}
+
+// D24: two tables cut by rows, alive in one pass.
+TEST(ReportedCases, TwoEmbeddingsByRowsDoNotShareState) {
+  testing::run_ranks(2, [](testing::RankContext& ctx) {
+    const MeshRef mesh = line(ctx);
+    const Tensor first = sin(count_up({100, 23})), second = cos(count_up({101, 29}));
+    const Tensor ids = remainder(arange(40) * 7, 100);
+    const Tensor a = requires_grad_(distribute_tensor(first, mesh, {s(0)}));
+    const Tensor b = requires_grad_(distribute_tensor(second, mesh, {s(0)}));
+    const Tensor whole_ids = distribute_tensor(ids, mesh, {kR});
+    const auto loss = [](const Tensor& x, const Tensor& y) {
+      return add(sum(square(x)), sum(square(y)));
+    };
+    backward(loss(embedding(a, whole_ids), embedding(b, whole_ids)));
+    const Tensor dense_a = requires_grad_(clone(first)), dense_b = requires_grad_(clone(second));
+    backward(loss(embedding(dense_a, ids), embedding(dense_b, ids)));
+    EXPECT_LT(amax(abs(sub(full_tensor(grad_of(a)), grad_of(dense_a)))).item(), 1e-12);
+    EXPECT_LT(amax(abs(sub(full_tensor(grad_of(b)), grad_of(dense_b)))).item(), 1e-12);
+  });
+}
+
+// D28: a transposed gradient must not cost another reduction.
+TEST(ReportedCases, ATransposeCostsNoCommunication) {
+  testing::run_ranks(2, [](testing::RankContext& ctx) {
+    const MeshRef mesh = line(ctx);
+    const auto reductions = [&](bool transposes) {
+      const Tensor x = distribute_tensor(ones({4, 6}, DType::kF64), mesh, {s(1)});
+      const Tensor w = requires_grad_(distribute_tensor(count_up({6, 4}), mesh, {s(0)}));
+      const uint64_t before = ctx.group().num_launched(CollectiveKind::kAllReduce);
+      const Tensor y = mm(x, w);
+      backward(sum(square(transposes ? transpose(y, 0, 1) : y)));
+      return ctx.group().num_launched(CollectiveKind::kAllReduce) - before;
+    };
+    EXPECT_EQ(reductions(true), reductions(false));
+  });
+}
+}  // namespace
+}  // namespace muster
