@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <optional>
 
 #include "core/autograd/autograd.h"
 #include "core/base/hash.h"
@@ -125,9 +126,11 @@ StepResult Pipeline::run(Plan& plan, const StepInputs& inputs) {
   const TimePoint began = real_clock().now();
   const auto timed = [&](const Action& action) {
     current = action;
+    waited_ = Duration(0);
     const Duration start = real_clock().now() - began;
     run_action(plan, action, inputs, result);
-    if (records_trace_) result.trace.push_back({action, start, real_clock().now() - began});
+    if (!records_trace_) return;
+    result.trace.push_back({action, start, real_clock().now() - began, waited_});
   };
   try {
     check_inputs(inputs);
@@ -171,6 +174,7 @@ void Pipeline::run_action(Plan& plan, const Action& action, const StepInputs& in
     case ActionKind::kBackwardInput:
       return backward(plan, action);
     case ActionKind::kBackwardWeight:
+      kept_.at({action.stage, action.microbatch}).weights.run();
       kept_.erase({action.stage, action.microbatch});
       return;
     case ActionKind::kUnshard:
@@ -214,6 +218,13 @@ void Pipeline::pass_on(Plan& plan, const Action& send, Tensor value) {
   }
 }
 
+Tensor Pipeline::take(Plan& plan, const Action& receive) {
+  const TimePoint began = real_clock().now();
+  Tensor value = plan.mailbox->take(receive);
+  waited_ += real_clock().now() - began;
+  return value;
+}
+
 Tensor Pipeline::loss_of(const Tensor& output, int microbatch, const StepInputs& inputs,
                          StepResult& result) {
   const LossSum loss = inputs.loss(output, microbatch);
@@ -230,7 +241,7 @@ void Pipeline::forward(Plan& plan, const Action& action, const StepInputs& input
   if (stage == 0) {
     input = inputs.inputs[static_cast<size_t>(m)];
   } else {
-    input = plan.mailbox->take({ActionKind::kRecvF, stage, m});
+    input = take(plan, {ActionKind::kRecvF, stage, m});
     plan.specs.try_emplace({stage - 1, m}, TensorSpec::contiguous(input.sizes(), input.dtype()));
     if (plan.is_training && is_floating(input.dtype())) requires_grad_(input);
   }
@@ -241,7 +252,7 @@ void Pipeline::forward(Plan& plan, const Action& action, const StepInputs& input
     check_spec(plan, stage, m, output);
     pass_on(plan, {ActionKind::kSendF, stage, m}, detach(output));
   }
-  if (plan.is_training) kept_[{stage, m}] = {std::move(input), std::move(output)};
+  if (plan.is_training) kept_[{stage, m}] = {std::move(input), std::move(output), {}};
 }
 
 void Pipeline::backward(Plan& plan, const Action& action) {
@@ -250,8 +261,15 @@ void Pipeline::backward(Plan& plan, const Action& action) {
   const Stage& own = stages_.at(stage);
   if (own.hooks.before_backward) own.hooks.before_backward(last_backward_.at(stage) == action);
   Tensor grad;
-  if (stage + 1 < schedule_.num_stages) grad = plan.mailbox->take({ActionKind::kRecvB, stage, m});
-  if (kept.output.requires_grad()) muster::backward(kept.output, grad);
+  if (stage + 1 < schedule_.num_stages) grad = take(plan, {ActionKind::kRecvB, stage, m});
+  if (kept.output.requires_grad()) {
+    // Hooks that reduce gradients must see all of them in a backward pass.
+    std::optional<DeferWeights> defer;
+    if (kind == ActionKind::kBackwardInput && !own.hooks.before_backward) {
+      defer.emplace(kept.weights);
+    }
+    muster::backward(kept.output, grad);
+  }
   if (stage > 0) {
     Tensor of_input = grad_of(kept.input);
     // Nothing in the stage used it: the stages before learn that too.
@@ -261,7 +279,8 @@ void Pipeline::backward(Plan& plan, const Action& action) {
   if (kind == ActionKind::kBackward) {
     kept_.erase({stage, m});
   } else {
-    kept = {};  // the place is kept until W, the tensors are not
+    kept.input.reset();
+    kept.output.reset();
   }
 }
 

@@ -7,9 +7,10 @@
 ///
 /// Gradients add up in the parameters' .grad, microbatch after microbatch, as in a loop over
 /// microbatches in one process; losses are sums, and the caller owns the denominator. Activations
-/// live from a microbatch's F to its B (or W). I computes all gradients of its stage and W nothing
-/// more, so split schedules are right but gain no time. A failed step names the action and shows
-/// the schedule, and aborts the group, so that no peer waits for it.
+/// live from a microbatch's F to its B. Where a schedule splits backward, W does what I could put
+/// off: the weights of Linear layers prepared by split_linear_backward(), else nothing. A failed
+/// step names the action and shows the schedule, and aborts the group, so that no peer waits for
+/// it.
 
 #include <cstdint>
 #include <functional>
@@ -20,6 +21,7 @@
 #include "core/ops/losses.h"
 #include "dist/group/process_group.h"
 #include "pipeline/runtime/mailbox.h"
+#include "pipeline/runtime/split_backward.h"
 #include "pipeline/runtime/stage.h"
 #include "pipeline/schedule/schedule.h"
 
@@ -50,6 +52,7 @@ struct TracedAction {
   Action action;
   Duration start{0};  ///< since the step began
   Duration end{0};
+  Duration waited{0};  ///< of that, for a tensor of another rank
 };
 
 struct StepResult {
@@ -94,7 +97,8 @@ class Pipeline {
   };
   struct Kept {
     Tensor input;
-    Tensor output;  // at the last stage: the loss, scaled
+    Tensor output;       // at the last stage: the loss, scaled
+    WeightWork weights;  // between I and W
   };
 
   Pipeline(PipelineOptions options, Schedule lowered);
@@ -105,6 +109,7 @@ class Pipeline {
   void backward(Plan& plan, const Action& action);
   Tensor loss_of(const Tensor& output, int microbatch, const StepInputs& inputs,
                  StepResult& result);
+  Tensor take(Plan& plan, const Action& receive);
   void check_inputs(const StepInputs& inputs) const;
   void check_spec(Plan& plan, int stage, int microbatch, const Tensor& output);
   void pass_on(Plan& plan, const Action& send, Tensor value);
@@ -121,6 +126,7 @@ class Pipeline {
   std::map<std::pair<int, int>, Kept> kept_;
   std::map<Action, Tensor> outgoing_;  // made, not yet sent
   uint64_t step_ = 0;
+  Duration waited_{0};  // in the current action
 };
 
 }  // namespace muster::pipeline

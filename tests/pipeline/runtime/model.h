@@ -52,13 +52,14 @@ class Layers final : public Module {
 class RankStages {
  public:
   RankStages(const Schedule& schedule, int rank, int layers, int64_t width, DType dtype,
-             uint64_t seed = 3) {
+             bool splits_backward = false) {
     const int per_stage = layers / schedule.num_stages;
     for (const int stage : stages_of_rank(schedule, rank)) {
       modules_.push_back(
           std::make_unique<Layers>(width, stage * per_stage, (stage + 1) * per_stage));
       modules_.back()->to(dtype);
-      modules_.back()->reset_parameters(seed);
+      modules_.back()->reset_parameters(3);
+      if (splits_backward) split_linear_backward(*modules_.back());
       stages_.push_back({.index = stage, .module = modules_.back().get()});
     }
   }

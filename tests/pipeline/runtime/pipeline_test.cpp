@@ -86,7 +86,7 @@ Schedule schedule_of(const Case& test) {
       .value();
 }
 
-void check_case(const Case& test, DType dtype, double tolerance) {
+void check_case(const Case& test, DType dtype, double tolerance, bool splits_backward = false) {
   SCOPED_TRACE(fmt::format("{} {}x{} m{} {}", test.schedule, test.ranks, test.stages_per_rank,
                            test.microbatches, dtype));
   constexpr int kSteps = 2;
@@ -94,7 +94,7 @@ void check_case(const Case& test, DType dtype, double tolerance) {
   const Schedule schedule = schedule_of(test);
   const std::vector<int> peak = simulate(schedule)->peak_live;
   run_ranks(test.ranks, [&](RankContext& ctx) {
-    RankStages own(schedule, ctx.group_rank(), 12, kWidth, dtype);
+    RankStages own(schedule, ctx.group_rank(), 12, kWidth, dtype, splits_backward);
     auto pipeline =
         Pipeline::open(
             {.schedule = schedule, .group = borrowed(ctx.group()), .stages = own.stages()})
@@ -135,6 +135,40 @@ TEST(Pipeline, EqualsOneProcessInSinglePrecision) {
 
 TEST(Pipeline, EqualsOneProcessInDoublePrecision) {
   for (const Case& test : kCases) check_case(test, DType::kF64, 1e-10);
+}
+
+TEST(Pipeline, EqualsOneProcessWithWeightsPutOff) {
+  for (const Case& test : kCases) check_case(test, DType::kF32, 1e-5, true);
+}
+
+TEST(SplitBackward, WeightsWaitUntilTheirWorkIsRun) {
+  Layers model(kWidth, 0, 3);
+  model.reset_parameters(3);
+  EXPECT_EQ(split_linear_backward(model), 3);
+  const Tensor input = requires_grad_(wave(4, kWidth, DType::kF32, 0.7));
+  backward(sum(model(input)));
+  std::vector<Tensor> whole;
+  for (const Tensor& parameter : model.parameters()) {
+    whole.push_back(clone(grad_of(parameter)));
+    set_grad(parameter, {});
+  }
+  const Tensor of_input = clone(grad_of(input));
+  set_grad(input, {});
+  WeightWork work;
+  const Tensor output = sum(model(input));
+  {
+    const DeferWeights defer(work);
+    backward(output);
+  }
+  EXPECT_TRUE(equal_bits(grad_of(input), of_input));
+  EXPECT_FALSE(work.is_empty());
+  for (const Tensor& parameter : model.parameters()) EXPECT_FALSE(grad_of(parameter).defined());
+  work.run();
+  EXPECT_TRUE(work.is_empty());
+  const std::vector<Tensor> parameters = model.parameters();
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    EXPECT_TRUE(equal_bits(grad_of(parameters[i]), whole[i]));
+  }
 }
 
 TEST(Pipeline, EqualsPyTorchOnItsGoldenModel) {
