@@ -76,6 +76,7 @@ struct Variant {
   std::optional<bool> reshard;
   int prefetch;
   int microbatches;
+  bool checkpoint = false;  // blocks compute their insides again in backward
 };
 
 Curve sharded(RankContext& ctx, const Variant& variant,
@@ -92,7 +93,10 @@ Curve sharded(RankContext& ctx, const Variant& variant,
   options.reshard_after_forward = variant.reshard;
   options.prefetch = variant.prefetch;
   options.reduce_op = ReduceOp::kSum;
-  for (const char* block : {"h.0", "h.1"}) fsdp::fully_shard(model->module_at(block), options);
+  for (const char* block : {"h.0", "h.1"}) {
+    if (variant.checkpoint) model->module_at(block).set_checkpoint(CheckpointOptions{});
+    fsdp::fully_shard(model->module_at(block), options);
+  }
   fsdp::Handle root = fsdp::fully_shard(*model, options);
   fsdp::init_parameters(*model, 5);
   const std::vector<fsdp::NamedShard> shards = fsdp::sharded_parameters(*model);
@@ -125,17 +129,18 @@ Curve sharded(RankContext& ctx, const Variant& variant,
 }
 
 class AgainstOneProcess : public ::testing::TestWithParam<Variant> {};
-INSTANTIATE_TEST_SUITE_P(Fsdp, AgainstOneProcess,
-                         ::testing::Values(Variant{1, {}, 0, 1}, Variant{2, {}, 0, 1},
-                                           Variant{3, {}, 0, 1}, Variant{4, {}, 0, 1},
-                                           Variant{2, true, 1, 1}, Variant{3, false, 0, 1},
-                                           Variant{2, {}, 1, 2}, Variant{4, true, 2, 3}),
-                         [](const auto& p) {
-                           return fmt::format(
-                               "w{}_{}_prefetch{}_micro{}", p.param.world,
-                               p.param.reshard ? (*p.param.reshard ? "reshard" : "keep") : "auto",
-                               p.param.prefetch, p.param.microbatches);
-                         });
+INSTANTIATE_TEST_SUITE_P(
+    Fsdp, AgainstOneProcess,
+    ::testing::Values(Variant{1, {}, 0, 1}, Variant{2, {}, 0, 1}, Variant{3, {}, 0, 1},
+                      Variant{4, {}, 0, 1}, Variant{2, true, 1, 1}, Variant{3, false, 0, 1},
+                      Variant{2, {}, 1, 2}, Variant{4, true, 2, 3}, Variant{2, true, 1, 1, true},
+                      Variant{3, {}, 0, 2, true}),
+    [](const auto& p) {
+      return fmt::format("w{}_{}_prefetch{}_micro{}{}", p.param.world,
+                         p.param.reshard ? (*p.param.reshard ? "reshard" : "keep") : "auto",
+                         p.param.prefetch, p.param.microbatches,
+                         p.param.checkpoint ? "_checkpoint" : "");
+    });
 
 TEST_P(AgainstOneProcess, TwentyStepsAgreeWithinOneInAHundredThousand) {
   const Curve expected = single_process();
