@@ -16,8 +16,9 @@ struct MixedPrecision {
 };
 
 struct Options {
-  /// One axis: parameters are cut along it. Under tensor parallelism a slice of the mesh that the
-  /// plan's axis is a slice of.
+  /// One axis: parameters are cut along it. Two axes, {replicate, shard}: each set of ranks along
+  /// `shard` holds the whole, and gradients are reduced over both. Under tensor parallelism a slice
+  /// of the mesh that the plan's axis is a slice of.
   MeshRef mesh;
   /// Free gathered parameters after forward and gather them again in backward. Nothing: true,
   /// except for the root, whose parameters backward needs first.

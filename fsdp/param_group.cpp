@@ -26,8 +26,8 @@ void copy_rows(std::byte* to, const Tensor& from) {
 
 ParamGroup::ParamGroup(std::string name, std::vector<ShardedParam> params, const Options& options)
     : name_(std::move(name)), params_(std::move(params)), options_(options) {
-  MUSTER_CHECK(options_.mesh && options_.mesh->num_axes() == 1, ErrorCode::kInvalidArgument,
-               "fully_shard: a mesh of one axis; got {}",
+  MUSTER_CHECK(options_.mesh && options_.mesh->num_axes() <= 2, ErrorCode::kInvalidArgument,
+               "fully_shard: a mesh of one axis, or of two: {{replicate, shard}}; got {}",
                options_.mesh ? options_.mesh->describe() : "none");
   std::vector<Tensor> whole;
   for (ShardedParam& param : params_) whole.push_back(*param.slots.front());
@@ -58,15 +58,16 @@ void ParamGroup::describe(ShardedParam& param, const Tensor& whole) const {
   param.gathered_sizes = at_least_one_dim(whole.sizes());
   if (piece == nullptr) {
     param.sizes = param.gathered_sizes;
-    param.spec = {options_.mesh, {Placement::shard(0)}, param.sizes, dtype_};
+    param.spec = {options_.mesh, {}, param.sizes, dtype_};
   } else {
     // In the order of the cuts, so that uneven pieces of uneven pieces come out as they are.
     param.sizes = at_least_one_dim(piece->whole.sizes);
     param.spec = {DeviceMesh::concatenate({piece->whole.mesh, options_.mesh}),
                   piece->whole.placements, param.sizes, dtype_};
-    param.spec.placements.push_back(Placement::shard(0));
     param.has_partial_gradient = piece->has_partial_gradient;
   }
+  if (replicas() != nullptr) param.spec.placements.push_back(Placement::replicate());
+  param.spec.placements.push_back(Placement::shard(0));
   param.boxes = local_boxes(param.spec);
   param.box = param.boxes.front().box;
 }
@@ -222,7 +223,7 @@ void ParamGroup::sum_partial_gradients(const std::vector<ShardedParam*>& params,
   }
   if (!mesh) return;
   const Tensor rows = rows_of(reduced, 0, shared);
-  for (int axis = 0; axis + 1 < mesh->num_axes(); ++axis) {
+  for (int axis = 0; axis < mesh->num_axes() - options_.mesh->num_axes(); ++axis) {
     ProcessGroup& outer = *mesh->group(axis);
     outer.run(outer.all_reduce(rows));
   }
@@ -254,6 +255,9 @@ void ParamGroup::reduce_gradients() {
   group().run(group().reduce_scatter_tensor(
       received, pack_gradients(with_grad, padded, reduce_dtype), options_.reduce_op));
   sum_partial_gradients(with_grad, received);
+  if (replicas() != nullptr) {
+    replicas()->run(replicas()->all_reduce(received, options_.reduce_op));
+  }
   int64_t at = 0;
   for (ShardedParam* param : with_grad) {
     const DimVector sizes = param->spec.local_sizes();

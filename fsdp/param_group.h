@@ -86,7 +86,14 @@ class ParamGroup {
   void install_gradient(ShardedParam& param, const Tensor& reduced);
   [[nodiscard]] int64_t most_rows(const ShardedParam& param) const;
   [[nodiscard]] ChunkRange own_rows(const ShardedParam& param) const;
-  [[nodiscard]] ProcessGroup& group() const { return *options_.mesh->group(0); }
+  // The ranks that share out the parameters.
+  [[nodiscard]] ProcessGroup& group() const {
+    return *options_.mesh->group(options_.mesh->num_axes() - 1);
+  }
+  // The ranks that hold the same rows; null without a replicating axis.
+  [[nodiscard]] ProcessGroup* replicas() const {
+    return options_.mesh->num_axes() == 2 ? options_.mesh->group(0).get() : nullptr;
+  }
 
   std::string name_;
   std::vector<ShardedParam> params_;

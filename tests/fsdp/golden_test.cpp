@@ -56,7 +56,7 @@ struct Sharded {
   std::vector<fsdp::NamedShard> shards;
 };
 
-Sharded shard(RankContext& ctx, std::optional<bool> reshard) {
+Sharded shard(RankContext& ctx, std::optional<bool> reshard, bool replicates = false) {
   auto model = std::make_unique<Mlp>();
   model->to(DType::kF64);
   std::map<std::string, Tensor> state;
@@ -66,7 +66,9 @@ Sharded shard(RankContext& ctx, std::optional<bool> reshard) {
   model->load_state(state);
   const auto world = std::shared_ptr<ProcessGroup>(&ctx.group(), [](ProcessGroup*) {});
   fsdp::Options options;
-  options.mesh = DeviceMesh::open(world, {{"fsdp", ctx.world_size()}}, ctx.deadline()).value();
+  const std::vector<DeviceMesh::Axis> flat = {{"fsdp", ctx.world_size()}};
+  const std::vector<DeviceMesh::Axis> hybrid = {{"replicate", 2}, {"fsdp", ctx.world_size() / 2}};
+  options.mesh = DeviceMesh::open(world, replicates ? hybrid : flat, ctx.deadline()).value();
   options.reshard_after_forward = reshard;
   for (const char* layer : {"inner.0", "inner.1"}) {
     fsdp::fully_shard(model->module_at(layer), options);
@@ -207,6 +209,34 @@ TEST_P(FsdpGolden, AccumulatesAndReducesAsTheSwitchSays) {
       for (const fsdp::NamedShard& one : sharded.shards) {
         expect_rows(one, grad_of(one.param->local), golden().tensor(single["grads"][one.name]),
                     1e-11);
+      }
+    });
+  }
+}
+
+// F10: the replicas' reductions too must wait for the last microbatch.
+TEST(FsdpGolden, HybridShardsAccumulateAndReduceAsTheSwitchSays) {
+  const Json& single = golden().find("mlp accumulate gradients f64");
+  const Tensor inputs = golden().tensor(single["inputs"]);
+  const Tensor targets = golden().tensor(single["targets"]);
+  for (const bool every : {true, false}) {
+    run_ranks(4, [&](RankContext& ctx) {
+      Sharded sharded = shard(ctx, {}, true);
+      const MeshRef& mesh = sharded.shards[0].param->spec.mesh;
+      for (int64_t micro = 0; micro < 3; ++micro) {
+        sharded.root.set_requires_gradient_sync(every || micro == 2);
+        const Tensor loss = mse_loss((*sharded.model)(rows_of_rank(select(inputs, 0, micro), ctx)),
+                                     rows_of_rank(select(targets, 0, micro), ctx));
+        backward(div(loss, 3));
+      }
+      const uint64_t groups = every ? 9 : 3;
+      EXPECT_EQ(mesh->group("fsdp")->num_launched(CollectiveKind::kReduceScatter), groups);
+      EXPECT_EQ(mesh->group("replicate")->num_launched(CollectiveKind::kAllReduce), groups);
+      for (const fsdp::NamedShard& one : sharded.shards) {
+        expect_rows(one, grad_of(one.param->local), golden().tensor(single["grads"][one.name]),
+                    1e-11);
+        EXPECT_EQ(replica_ranks(one.param->spec),
+                  (std::vector<int>{ctx.group_rank() % 2, 2 + ctx.group_rank() % 2}));
       }
     });
   }

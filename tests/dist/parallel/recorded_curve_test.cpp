@@ -88,6 +88,7 @@ struct Layout {
   int fsdp;
   int tp;
   bool sequence;
+  int replicas = 1;
 };
 
 void follow(RankContext& ctx, const Recorded& recorded, const Layout& layout) {
@@ -95,11 +96,14 @@ void follow(RankContext& ctx, const Recorded& recorded, const Layout& layout) {
   const Json& train = golden.find("train");
   const auto world = std::shared_ptr<ProcessGroup>(&ctx.group(), [](ProcessGroup*) {});
   const MeshRef mesh =
-      DeviceMesh::open(world, {{"fsdp", layout.fsdp}, {"tp", layout.tp}}, ctx.deadline()).value();
+      DeviceMesh::open(world,
+                       {{"replicate", layout.replicas}, {"fsdp", layout.fsdp}, {"tp", layout.tp}},
+                       ctx.deadline())
+          .value();
   const std::unique_ptr<Llama> model = load(recorded);
   parallel::parallelize(*model, mesh->slice({"tp"}), {.sequence_parallel = layout.sequence});
   fsdp::Options options;
-  options.mesh = mesh->slice({"fsdp"});
+  options.mesh = mesh->slice({"replicate", "fsdp"});
   options.reduce_op = ReduceOp::kSum;
   for (const std::string& block : model->block_names()) {
     fsdp::fully_shard(model->module_at(block), options);
@@ -108,14 +112,16 @@ void follow(RankContext& ctx, const Recorded& recorded, const Layout& layout) {
   const std::vector<fsdp::NamedShard> shards = fsdp::sharded_parameters(*model);
   const std::unique_ptr<AdamW> optimizer = optimizer_of(shards, train["options"]);
   const Tensor batches = golden.tensor(train["batches"]);
-  ProcessGroup& data_ranks = *mesh->group("fsdp");
+  // The samples are shared out over both axes; so is the loss.
+  const MeshRef data = mesh->slice({"replicate", "fsdp"})->flatten("data", ctx.deadline()).value();
+  ProcessGroup& data_ranks = *data->group(0);
   for (int64_t step = 0; step < batches.size(0); ++step) {
     const auto at = static_cast<size_t>(step);
     optimizer->set_lr(train["lr"][at]);
     const Tensor whole = select(batches, 0, step);
     const auto count = static_cast<double>(whole.size(0) * (whole.size(1) - 1));
     const Tensor rows =
-        contiguous(chunk(whole, layout.fsdp)[static_cast<size_t>(data_ranks.group_rank())]);
+        contiguous(chunk(whole, data->size())[static_cast<size_t>(data_ranks.group_rank())]);
     const LossSum loss = model->loss(rows, targets_of(rows));
     backward(div(loss.sum, count));
     const Tensor total = clone(detach(loss.sum));
@@ -132,10 +138,12 @@ void follow(RankContext& ctx, const Recorded& recorded, const Layout& layout) {
 TEST(RecordedCurves, OfLlamaAndQwenAreFollowedOnEveryMesh) {
   for (const Recorded& recorded : recorded_models()) {
     for (const Layout& layout :
-         {Layout{2, 1, false}, Layout{1, 2, false}, Layout{2, 2, false}, Layout{2, 2, true}}) {
-      SCOPED_TRACE(fmt::format("{} fsdp {} tp {} {}", recorded.name, layout.fsdp, layout.tp,
-                               layout.sequence ? "sequence" : ""));
-      run_ranks(layout.fsdp * layout.tp, [&](RankContext& ctx) { follow(ctx, recorded, layout); });
+         {Layout{2, 1, false}, Layout{1, 2, false}, Layout{2, 2, false}, Layout{2, 2, true},
+          Layout{2, 1, false, 2}, Layout{1, 2, true, 2}}) {
+      SCOPED_TRACE(fmt::format("{} replicas {} fsdp {} tp {} {}", recorded.name, layout.replicas,
+                               layout.fsdp, layout.tp, layout.sequence ? "sequence" : ""));
+      run_ranks(layout.replicas * layout.fsdp * layout.tp,
+                [&](RankContext& ctx) { follow(ctx, recorded, layout); });
     }
   }
 }
