@@ -2,8 +2,10 @@
 //
 // The worker is this binary: first thing in main it sends its rank, attempt and pid to a socket of
 // the bench. Figures: launch_ms, from starting `muster` to the first worker's main and to the last;
-// restart_ms, from SIGKILL of one of four workers to all four back in main. One JSON line at the
-// end. Usage: bench_launch [launches] [restarts]
+// restart_ms, from SIGKILL of one of four workers to all four back in main. With --agents two
+// agents with two workers each, on loopback: restart_ms as before, the victims on both of them in
+// turn, and join_ms, from starting an agent to all workers of the larger job in main. One JSON line
+// at the end. Usage: bench_launch [--agents] [launches] [restarts]
 #include <fcntl.h>
 #include <poll.h>
 #include <spawn.h>
@@ -136,6 +138,82 @@ struct Launches {
   std::vector<double> whole;  ///< until `muster` has exited
 };
 
+struct AgentTimes {
+  std::vector<double> restart;
+  std::vector<double> join;
+};
+
+// Waits for the hellos of all workers of `attempt`, passing over those of earlier ones; returns
+// when the last one came and keeps the pids.
+int64_t await_attempt(Listener& listener, int attempt, int workers, std::vector<pid_t>& pids) {
+  pids.assign(static_cast<size_t>(workers), 0);
+  int64_t last = 0;
+  for (int seen = 0; seen < workers;) {
+    const Hello hello = listener.next();
+    if (hello.attempt < attempt) continue;
+    MUSTER_CHECK(hello.attempt == attempt && hello.rank < workers, ErrorCode::kInternal,
+                 "bench: attempt {} with {} workers must follow; got attempt {}, rank {}", attempt,
+                 workers, hello.attempt, hello.rank);
+    pids[static_cast<size_t>(hello.rank)] = hello.pid;
+    last = std::max(last, hello.at_ns);
+    ++seen;
+  }
+  return last;
+}
+
+std::vector<std::string> agent_options(const std::string& nodes, int port, int restarts) {
+  return {"--nnodes",         nodes,
+          "--rdzv-endpoint",  "127.0.0.1:" + std::to_string(port),
+          "--rdzv-conf",      "last_call_timeout=0.01",
+          "--nproc-per-node", std::to_string(kWorkers / 2),
+          "--max-restarts",   std::to_string(restarts)};
+}
+
+AgentTimes measure_agents(const TempDirectory& directory, int joins, int restarts) {
+  AgentTimes result;
+  const std::string path = directory.file("agents");
+  Listener listener(path);
+  ::setenv("XDG_RUNTIME_DIR", directory.path().c_str(), 1);  // the token of this bench
+  std::vector<pid_t> pids;
+  const int port = 20000 + ::getpid() % 10000;
+  const pid_t host = start_muster(agent_options("1:2", port, restarts), path, true);
+  int attempt = 0;
+  await_attempt(listener, attempt, kWorkers / 2, pids);
+  pid_t node = -1;
+  for (int i = 0; i < joins; ++i) {
+    const int64_t start = now_ns();
+    node = start_muster(agent_options("1:2", port, restarts), path, true);
+    result.join.push_back(to_ms(await_attempt(listener, ++attempt, kWorkers, pids) - start));
+    if (i + 1 == joins) break;
+    ::kill(node, SIGTERM);  // leaves
+    ::waitpid(node, nullptr, 0);
+    await_attempt(listener, ++attempt, kWorkers / 2, pids);
+  }
+  for (int i = 0; i < restarts; ++i) {
+    const pid_t victim = pids[static_cast<size_t>(i % kWorkers)];
+    const int64_t killed = now_ns();
+    ::kill(victim, SIGKILL);
+    result.restart.push_back(to_ms(await_attempt(listener, ++attempt, kWorkers, pids) - killed));
+  }
+  ::kill(host, SIGTERM);
+  ::waitpid(host, nullptr, 0);
+  ::waitpid(node, nullptr, 0);
+  return result;
+}
+
+int run_agents_bench(int joins, int restarts) {
+  const TempDirectory directory("muster_bench");
+  const AgentTimes times = measure_agents(directory, joins, restarts);
+  const Percentiles join = percentiles(times.join);
+  const Percentiles back = percentiles(times.restart);
+  std::printf(
+      "{\"bench\": \"launch\", \"agents\": 2, \"workers\": %d, \"joins\": %d, \"restarts\": %d, "
+      "\"join_ms\": {\"p50\": %.2f, \"p99\": %.2f}, "
+      "\"restart_ms\": {\"p50\": %.2f, \"p99\": %.2f}}\n",
+      kWorkers, joins, restarts, join.p50, join.p99, back.p50, back.p99);
+  return 0;
+}
+
 Launches measure_launches(const TempDirectory& directory, int count) {
   Launches result;
   const std::string path = directory.file("launch");
@@ -211,8 +289,12 @@ int main(int argc, char** argv) {
     return muster::run_worker(argv[2], std::strcmp(argv[3], "stays") == 0);
   }
   try {
-    return muster::run_bench(argc > 1 ? std::atoi(argv[1]) : 100,
-                             argc > 2 ? std::atoi(argv[2]) : 100);
+    const bool agents = argc > 1 && std::strcmp(argv[1], "--agents") == 0;
+    const int first = agents ? 2 : 1;
+    const int launches = argc > first ? std::atoi(argv[first]) : 100;
+    const int restarts = argc > first + 1 ? std::atoi(argv[first + 1]) : 100;
+    return agents ? muster::run_agents_bench(launches, restarts)
+                  : muster::run_bench(launches, restarts);
   } catch (const muster::Error& error) {
     std::fprintf(stderr, "%s\n", error.what());
     return muster::exit_status(error.code());

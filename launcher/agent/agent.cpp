@@ -50,6 +50,7 @@ Agent::Agent(LocalNode& node, std::unique_ptr<Link> link) : node_(node), link_(s
   view_.world_size = node_.plan().spec.local_world_size;
   node_.set_on_exit([this](const RankExit& exit) { view_.exits.push_back(exit); });
   if (link_ != nullptr) host_rendezvous();
+  node_.serve_status([this](nlohmann::ordered_json& json) { describe(json); });
 }
 
 Agent::~Agent() {
@@ -107,6 +108,23 @@ int Agent::run() {
         node_.sweep();
         return finish(0);
     }
+  }
+}
+
+void Agent::describe(nlohmann::ordered_json& json) const {
+  json["role"] = coordinator_ == nullptr ? "only" : "host";
+  json["decision"] = last_reason_;
+  json["attempt"] = view_.attempt;
+  json["failures"] = view_.failures();
+  if (coordinator_ == nullptr) return;
+  json["nodes"] = nlohmann::ordered_json::array();
+  for (const NodeView& node : view_.nodes) {
+    json["nodes"].push_back({{"name", node.options.name},
+                             {"group_rank", node.is_in_round ? node.group_rank : -1},
+                             {"first_rank", node.first_rank},
+                             {"local_world_size", node.options.local_world_size},
+                             {"in_round", node.is_in_round},
+                             {"gone", node.gone_because}});
   }
 }
 

@@ -5,6 +5,7 @@
 /// first, on its own second.
 
 #include <memory>
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 
 #include "launcher/agent/local_node.h"
@@ -36,6 +37,7 @@ class Agent {
   int finish(int exit_status);
   void await_acknowledgements();
   void note(const Decision& decision);
+  void describe(nlohmann::ordered_json& json) const;
 
   LocalNode& node_;
   JobView view_;

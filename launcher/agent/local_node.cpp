@@ -54,7 +54,8 @@ LocalNode::LocalNode(JobPlan plan, EventLog events, int guardian_pidfd, int laun
     : plan_(std::move(plan)),
       events_(std::move(events)),
       stdout_(loop_, STDOUT_FILENO),
-      stderr_(loop_, STDERR_FILENO) {
+      stderr_(loop_, STDERR_FILENO),
+      began_at_(real_clock().now()) {
   const sigset_t mask = supervised_signals(plan_.spec.stop_signals);
   signals_.reset(::signalfd(-1, &mask, SFD_CLOEXEC | SFD_NONBLOCK));
   loop_.add(signals_.get(), EPOLLIN, [this](uint32_t) { on_signals(); });
@@ -221,7 +222,7 @@ void LocalNode::report(const Decision& decision, int64_t cause_rank, bool is_fin
   if (is_here && !plan_.incident_dir.empty()) {
     const Result<std::string> written = write_incident(plan_.incident_dir, incident);
     if (written.ok()) {
-      record = *written;
+      record = incident_path_ = *written;
       events_.emit("incident", {{"path", record}});
       plan_.temporary_dir.clear();
     } else {

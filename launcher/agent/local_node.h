@@ -8,6 +8,7 @@
 
 #include <functional>
 #include <memory>
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 
 #include "launcher/agent/console.h"
@@ -16,6 +17,7 @@
 #include "launcher/agent/incident.h"
 #include "launcher/agent/job_plan.h"
 #include "launcher/agent/log_pump.h"
+#include "launcher/agent/status_socket.h"
 #include "launcher/agent/worker_env.h"
 #include "launcher/agent/worker_group.h"
 #include "launcher/rendezvous/decide.h"
@@ -35,6 +37,10 @@ class LocalNode {
   void set_on_exit(std::function<void(const RankExit&)> on_exit) { on_exit_ = std::move(on_exit); }
   /// Told when a second SIGINT takes the rest of the grace away.
   void set_on_kill_now(std::function<void()> told) { on_kill_now_ = std::move(told); }
+
+  /// Answers on the job's socket from now on; `describe` adds what the agent knows beyond this
+  /// node.
+  void serve_status(std::function<void(nlohmann::ordered_json&)> describe);
 
   [[nodiscard]] EventLoop& loop() noexcept { return loop_; }
   [[nodiscard]] EventLog& events() noexcept { return events_; }
@@ -67,6 +73,7 @@ class LocalNode {
 
  private:
   Result<void> make_folders_and_pipes();
+  [[nodiscard]] std::string status_text() const;
   void on_signals();
   void on_signal(int signal);
   void on_exit(Worker& worker);
@@ -80,12 +87,16 @@ class LocalNode {
   Console stderr_;
   std::function<void(const RankExit&)> on_exit_;
   std::function<void()> on_kill_now_;
+  std::function<void(nlohmann::ordered_json&)> describe_;
+  std::unique_ptr<StatusSocket> status_;
   std::unique_ptr<LogPump> logs_;
   std::unique_ptr<WorkerGroup> group_;
   AttemptInfo info_;
+  TimePoint began_at_;
   TimePoint started_at_{};
   TimePoint failed_at_{};
   std::optional<int> stop_signal_;
+  std::string incident_path_;  ///< of the latest incident; "" = none
   int64_t memory_kills_ = -1;  ///< of the control group when the attempt started
   int64_t lost_log_nbytes_ = 0;
   bool has_started_ = false;  ///< an attempt is there, running or stopped

@@ -31,6 +31,11 @@ MemberAgent::MemberAgent(LocalNode& node, std::unique_ptr<Link> link, std::strin
     take_beat(beats_.get());
     member_.beat(real_clock().now());
   });
+  node_.serve_status([this](nlohmann::ordered_json& json) {
+    json["role"] = "node";
+    json["host"] = host_;
+    json["decision"] = member_.has_joined() ? "the host decides" : "wait: not welcome yet";
+  });
 }
 
 MemberAgent::~MemberAgent() {

@@ -27,7 +27,6 @@ class MemberAgent {
  private:
   void take_events();
   void tell_exit(const RankExit& exit);
-  int wait_for_order(bool& is_over);
   void obey(const message::Start& start);
   void obey(const message::Stop& stop);
   int obey(const message::End& end);
@@ -42,7 +41,6 @@ class MemberAgent {
   UniqueFd beats_;
   TimePoint began_at_;
   TimePoint tell_at_;  ///< when waiting for the host is worth a line
-  bool is_closed_ = false;
 };
 
 }  // namespace muster

@@ -21,4 +21,14 @@ int drill_command(std::span<char*> args);
 /// `muster report`: writes one HTML file that shows a run.
 int report_command(std::span<char*> args);
 
+/// `muster status`: the jobs of this user that run on this machine.
+int status_command(std::span<char*> args);
+
+/// `muster top`: the same, again and again while the output is a terminal.
+int top_command(std::span<char*> args);
+
+/// `muster logs`: what the ranks of a job have written.
+/// @blocks with --follow until the job has ended
+int logs_command(std::span<char*> args);
+
 }  // namespace muster

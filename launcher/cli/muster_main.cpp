@@ -29,6 +29,9 @@ struct Verb {
 
 constexpr std::array kVerbs = {
     Verb{"run", "start a recipe or a program on this machine and keep it running", run_command},
+    Verb{"status", "show the jobs that run on this machine", status_command},
+    Verb{"top", "the same, kept up to date", top_command},
+    Verb{"logs", "print what the ranks of a job have written", logs_command},
     Verb{"recipe", "check, explain and print recipes", recipe_command},
     Verb{"drill", "run a recipe under injected faults and check the recovery", drill_command},
     Verb{"report", "write one HTML file that shows a run", report_command},

@@ -1,7 +1,6 @@
 #include "launcher/cli/rendezvous_options.h"
 
 #include <fcntl.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -15,6 +14,7 @@
 #include "core/base/log.h"
 #include "core/base/text.h"
 #include "launcher/agent/random_id.h"
+#include "launcher/agent/runtime_folder.h"
 #include "launcher/cli/option_values.h"
 
 namespace muster {
@@ -276,16 +276,8 @@ Result<void> take_nodes(const RunArguments& arguments, const Environment& enviro
 
 Result<std::string> own_job_token(const Environment& environment) {
   const auto runtime = environment.find("XDG_RUNTIME_DIR");
-  const std::string folder = runtime == environment.end() || runtime->second.empty()
-                                 ? fmt::format("/tmp/muster-{}", ::getuid())
-                                 : path_join(runtime->second, "muster");
-  ::mkdir(folder.c_str(), 0700);
-  struct stat info {};
-  if (::lstat(folder.c_str(), &info) != 0 || !S_ISDIR(info.st_mode) || info.st_uid != ::geteuid() ||
-      (info.st_mode & 077) != 0) {
-    return make_error(ErrorCode::kIo, "{}: must be a folder of this user that nobody else can read",
-                      folder);
-  }
+  const std::string folder =
+      MUSTER_TRY(runtime_folder(runtime == environment.end() ? "" : runtime->second));
   const std::string path = path_join(folder, "token");
   // Written under another name first: whoever finds the file finds all of it.
   const std::string fresh = path + "." + random_hex(4);
