@@ -99,6 +99,8 @@ void ignore_common(ConfigKeys& keys) {
                "top_p",
                "torchscript",
                "transformers_version",
+               "transformers.js_config",
+               "is_llama_config",
                "typical_p",
                "unk_token_id",
                "use_bfloat16",

@@ -95,6 +95,21 @@ Result<void> write_weights(FileSystem& fs, const std::string& folder,
   return write_file_durably(fs, path_join(folder, kIndexFile), index.dump(2) + "\n");
 }
 
+Result<void> write_folder(FileSystem& fs, const std::string& folder, const Config& config,
+                          Module& model, Bytes max_file) {
+  MUSTER_TRY(fs.make_directories(folder));
+  const auto files = cut(file_entries(model, config.family, config.dtype), max_file);
+  MUSTER_TRY(write_weights(fs, folder, files));
+  if (!config.eos_ids.empty()) {
+    json generation = {{"eos_token_id", config.eos_ids.size() == 1 ? json(config.eos_ids[0])
+                                                                   : json(config.eos_ids)}};
+    if (config.bos_ids.size() == 1) generation["bos_token_id"] = config.bos_ids[0];
+    const std::string path = path_join(folder, kGenerationFile);
+    MUSTER_TRY(write_file_durably(fs, path, generation.dump(2) + "\n"));
+  }
+  return write_file_durably(fs, path_join(folder, kConfigFile), render_config(config));
+}
+
 Result<void> check_is_new(FileSystem& fs, const std::string& folder) {
   const FileInfo info = MUSTER_TRY(fs.info(folder));
   if (!info.exists) return {};
@@ -154,17 +169,10 @@ Result<void> save_folder(FileSystem& fs, const std::string& folder, const Config
   saved.dtype = MUSTER_TRY(dtype_to_save(model, options));
   const std::string part = folder + ".part";
   MUSTER_TRY(remove_tree(fs, part));
-  MUSTER_TRY(fs.make_directories(part));
-  const auto files = cut(file_entries(model, saved.family, saved.dtype), options.max_file);
-  MUSTER_TRY(write_weights(fs, part, files));
-  if (!saved.eos_ids.empty()) {
-    json generation = {
-        {"eos_token_id", saved.eos_ids.size() == 1 ? json(saved.eos_ids[0]) : json(saved.eos_ids)}};
-    if (saved.bos_ids.size() == 1) generation["bos_token_id"] = saved.bos_ids[0];
-    MUSTER_TRY(write_file_durably(fs, path_join(part, kGenerationFile), generation.dump(2) + "\n"));
-  }
-  MUSTER_TRY(write_file_durably(fs, path_join(part, kConfigFile), render_config(saved)));
-  MUSTER_TRY(fs.rename(part, folder));
-  return fs.sync_directory(path_parent(folder));
+  const Result<void> written = write_folder(fs, part, saved, model, options.max_file);
+  const Result<void> named = written.ok() ? fs.rename(part, folder) : written;
+  if (named.ok()) return fs.sync_directory(path_parent(folder));
+  static_cast<void>(remove_tree(fs, part));  // the first failure is the one to report
+  return named;
 }
 }  // namespace muster::hf

@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "core/ops/ops.h"
+#include "tests/checkpoint/wrapping_file_system.h"
 #include "tests/support/golden_case.h"
 #include "tests/support/matchers.h"
 #include "train/hf/weights.h"
@@ -87,6 +88,34 @@ TEST_F(HfFolder, SavesOnlyIntoANewFolder) {
   EXPECT_THAT(save_folder(files(), folder, loaded.config, *loaded.model),
               FailsWith(ErrorCode::kFailedPrecondition, HasSubstr("must be new or empty")));
   EXPECT_FALSE(std::filesystem::exists(folder + ".part"));
+}
+
+// An operation at a time fails, as on a full disk: nothing half-written is left behind.
+TEST_F(HfFolder, AFailedSaveLeavesNothing) {
+  const hf::LoadedFolder loaded = load_folder(files(), golden_folder("llama")).value();
+  const std::string folder = dir_.file("saved");
+  int64_t failed = 0;
+  for (int64_t last = 1;; ++last) {
+    int64_t operations = 0;
+    const auto fail_at_last = [&](const std::string& operation) -> Result<void> {
+      const bool removes = operation.starts_with("unlink") || operation.starts_with("rmdir");
+      if (removes || ++operations != last) return {};
+      return make_error(ErrorCode::kIo, "{}: No space left on device", operation);
+    };
+    checkpoint::WrappingFileSystem full(files(), {.before = fail_at_last, .append = nullptr});
+    const Result<void> saved =
+        save_folder(full, folder, loaded.config, *loaded.model, {.max_file = 60_KiB});
+    if (operations < last) {
+      ASSERT_OK(saved);
+      break;
+    }
+    EXPECT_THAT(saved, FailsWith(ErrorCode::kIo, HasSubstr("No space left on device")));
+    ++failed;
+    if (std::filesystem::exists(folder)) break;  // only the sync after the rename failed
+    EXPECT_TRUE(std::filesystem::is_empty(dir_.path())) << "after operation " << last;
+  }
+  EXPECT_GT(failed, 20);
+  expect_same_state(*load_folder(files(), folder).value().model, *loaded.model);
 }
 
 TEST_F(HfFolder, NamesEveryFaultBeforeAByteOfTheModelChanges) {
