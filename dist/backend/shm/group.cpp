@@ -5,11 +5,16 @@
 namespace muster {
 
 ShmBackend::Group::~Group() {
-  for (auto& messages : unread) {
-    for (const SentMessage& message : messages)
-      context->arena().deallocate(message.data, message.nbytes);
+  for (int peer = 0; peer < static_cast<int>(blocks.size()); ++peer) {
+    const shm::Clock& taken = shm::taken(block(peer), size(), options.group_rank);
+    const uint32_t read = taken.ticks.load(std::memory_order_acquire);
+    for (const SentMessage& message : unread[static_cast<size_t>(peer)]) {
+      // What a peer has not read yet stays for it: a send outlives its group.
+      if (static_cast<int32_t>(read - message.seq) >= 0)
+        context->arena().deallocate(message.data, message.nbytes);
+    }
   }
-  // The control block stays allocated: a slow peer may still look at its clock.
+  // The control block stays allocated too: a slow peer may still look at its clock.
 }
 
 void ShmBackend::Group::close() {

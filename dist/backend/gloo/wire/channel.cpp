@@ -73,6 +73,7 @@ void Channel::attach(ChannelListener* listener) {
 void Channel::detach() {
   const std::lock_guard delivery(delivery_mutex_);
   listener_ = nullptr;
+  is_detached_ = true;
 }
 
 void Channel::send(int peer, FrameKind kind, uint64_t slot, std::string payload, int64_t aux) {
@@ -135,12 +136,17 @@ void Channel::fail() {
   changed_.notify_all();
 }
 
-std::optional<std::pair<int, PeerEnd>> Channel::first_gone(const std::vector<int>& peers) {
+bool Channel::has_unfetched() {
   const std::lock_guard lock(mutex_);
-  for (const auto& gone : gone_) {
-    if (std::find(peers.begin(), peers.end(), gone.first) != peers.end()) return gone;
+  for (const auto& [place, transfers] : sends_) {
+    const int peer = place.first;
+    const bool is_gone = std::any_of(gone_.begin(), gone_.end(),
+                                     [&](const auto& gone) { return gone.first == peer; });
+    if (!is_gone && std::any_of(transfers.begin(), transfers.end(),
+                                [](const auto& transfer) { return transfer->owns_memory(); }))
+      return true;
   }
-  return std::nullopt;
+  return false;
 }
 
 TransferPtr Channel::find_receive(int peer, uint64_t slot) {
@@ -173,7 +179,7 @@ void Channel::handle(int peer, const FrameHeader& header, std::string payload) {
   }
   const std::lock_guard delivery(delivery_mutex_);
   if (listener_ != nullptr) return listener_->on_frame(peer, header, payload);
-  kept_.push_back({peer, header, std::move(payload)});
+  if (!is_detached_) kept_.push_back({peer, header, std::move(payload)});
 }
 
 void Channel::handle_ready(int peer, uint64_t slot) {

@@ -49,7 +49,7 @@ class Channel {
   /// @error kTimeout names who is missing; kPeerLost
   Result<void> open(const std::vector<int>& members, int own_rank, Deadline deadline);
   /// From here on `listener` is told, first of what was kept. detach() returns when no call into
-  /// it runs any more.
+  /// it runs any more; what comes later is dropped.
   void attach(ChannelListener* listener);
   void detach();
 
@@ -65,8 +65,8 @@ class Channel {
   bool wait(const std::vector<TransferPtr>& transfers, const std::function<bool()>& reached);
   /// Ends all waits, now and later.
   void fail();
-  /// The first peer that went, of those given.
-  [[nodiscard]] std::optional<std::pair<int, PeerEnd>> first_gone(const std::vector<int>& peers);
+  /// True while a peer that is there has not fetched a message whose memory is the channel's.
+  [[nodiscard]] bool has_unfetched();
 
   // The mesh's side. @thread the mesh's own
   TransferPtr find_receive(int peer, uint64_t slot);
@@ -99,6 +99,7 @@ class Channel {
 
   std::mutex delivery_mutex_;            // held while the listener is called; before mutex_
   ChannelListener* listener_ = nullptr;  // guarded by delivery_mutex_
+  bool is_detached_ = false;             // guarded by delivery_mutex_
   std::deque<Kept> kept_;                // guarded by delivery_mutex_
 };
 

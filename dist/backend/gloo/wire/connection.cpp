@@ -116,9 +116,21 @@ bool Connection::write_some_locked(Outgoing& item) {
   return false;
 }
 
+Result<void> Connection::start() {
+  const std::lock_guard lock(out_mutex_);
+  epoll_event event{};
+  event.events = EPOLLIN | (wants_writable_ ? static_cast<uint32_t>(EPOLLOUT) : 0U);
+  event.data.u64 = place_.token;
+  if (::epoll_ctl(place_.epoll_fd, EPOLL_CTL_ADD, fd_.get(), &event) != 0)
+    return make_error(ErrorCode::kIo, "gloo: epoll: {}", errno_text(errno));
+  is_started_ = true;
+  return {};
+}
+
 void Connection::want_writable_locked(bool wanted) {
   if (wanted == wants_writable_) return;
   wants_writable_ = wanted;
+  if (!is_started_) return;
   epoll_event event{};
   event.events = EPOLLIN | (wanted ? static_cast<uint32_t>(EPOLLOUT) : 0U);
   event.data.u64 = place_.token;
@@ -127,21 +139,21 @@ void Connection::want_writable_locked(bool wanted) {
 
 Result<void> Connection::on_readable() {
   int64_t turn = kTurnNbytes;
-  while (turn > 0) {
-    const bool direct = in_payload_ && target_ && begin_ == end_;
-    const int64_t before = arrived_;
-    if (direct) {
+  while (true) {
+    // What is in the buffer comes first: no event tells of it.
+    if (begin_ < end_ && MUSTER_TRY(step())) continue;
+    if (turn <= 0) return {};
+    if (in_payload_ && target_) {
+      const int64_t before = arrived_;
       if (!MUSTER_TRY(read_payload())) return {};
       turn -= arrived_ - before;
       if (arrived_ == header_.nbytes) finish_payload();
-      continue;
+    } else {
+      const size_t before = end_ - begin_;
+      if (!MUSTER_TRY(fill())) return {};
+      turn -= static_cast<int64_t>(end_ - begin_ - before);
     }
-    if (MUSTER_TRY(step())) continue;
-    if (in_payload_ && target_) continue;
-    if (!MUSTER_TRY(fill())) return {};
-    turn -= static_cast<int64_t>(end_ - begin_);
   }
-  return {};
 }
 
 // Reads into the buffer; false when nothing is there.

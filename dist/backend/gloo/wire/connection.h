@@ -42,6 +42,8 @@ class Connection {
   [[nodiscard]] int peer() const noexcept { return peer_; }
   [[nodiscard]] int fd() const noexcept { return fd_.get(); }
 
+  /// Registers for events; nothing is read before. @error kIo
+  Result<void> start();
   /// Queues a small frame. @thread any
   void send(FrameHeader header, std::string payload);
   /// Queues a frame whose payload is the transfer's memory. @thread any
@@ -84,6 +86,7 @@ class Connection {
 
   std::mutex out_mutex_;
   std::deque<Outgoing> out_;     // guarded by out_mutex_
+  bool is_started_ = false;      // guarded by out_mutex_
   bool wants_writable_ = false;  // guarded by out_mutex_
   bool is_closed_ = false;       // guarded by out_mutex_
 

@@ -145,10 +145,9 @@ void Mesh::install(int peer, net::UniqueFd fd) {
   set_connection_options(fd.get());
   const auto at = static_cast<size_t>(peer);
   const EpollPlace place{epoll_.get(), kPeer | static_cast<uint64_t>(peer)};
-  const int raw = fd.get();
   connections_[at] = std::make_unique<Connection>(peer, std::move(fd), place, *this);
   peers_[at] = connections_[at].get();
-  add_to(place.epoll_fd, raw, place.token);
+  connections_[at]->start().value();
   const std::lock_guard lock(mutex_);
   ++num_connected_;
   changed_.notify_all();
@@ -157,9 +156,18 @@ void Mesh::install(int peer, net::UniqueFd fd) {
 Mesh::~Mesh() {
   if (thread_.joinable()) {
     if (is_met_) {
+      const Deadline deadline = Deadline::after(kGoodbyeLimit);
+      {
+        std::unique_lock lock(mutex_);
+        is_leaving_ = true;
+        const auto all_fetched = [&] {
+          return std::none_of(channels_.begin(), channels_.end(),
+                              [](const auto& entry) { return entry.second->has_unfetched(); });
+        };
+        changed_.wait_until(lock, deadline.at(), all_fetched);
+      }
       for (int peer = 0; peer < options_.world_size; ++peer)
         send(peer, {.kind = FrameKind::kGoodbye}, std::string());
-      const Deadline deadline = Deadline::after(kGoodbyeLimit);
       std::unique_lock lock(mutex_);
       const auto all_know = [&] {
         for (int peer = 0; peer < options_.world_size; ++peer) {
@@ -204,7 +212,10 @@ std::shared_ptr<Channel> Mesh::channel_of(const std::string& group_name,
 
 void Mesh::close_channel(uint64_t id) {
   const std::lock_guard lock(mutex_);
-  channels_.erase(id);
+  // Messages that were sent and not yet fetched outlive their group.
+  const auto found = channels_.find(id);
+  if (found == channels_.end() || found->second->has_unfetched()) return;
+  channels_.erase(found);
   closed_channels_.insert(id);
 }
 
@@ -242,7 +253,10 @@ void Mesh::on_sent(const FrameHeader& header, const TransferPtr& transfer) {
     const auto found = channels_.find(header.channel);
     if (found != channels_.end()) channel = found->second;
   }
-  if (channel) channel->finish(transfer);
+  if (!channel) return;
+  channel->finish(transfer);
+  const std::lock_guard lock(mutex_);
+  if (is_leaving_) changed_.notify_all();
 }
 
 void Mesh::on_frame(int peer, const FrameHeader& header, std::string payload) {

@@ -43,7 +43,8 @@ class Mesh final : public FrameSink {
   /// @collective all ranks of the world
   /// @error kTimeout names who is missing; kFailedPrecondition for a listener of another job; kIo
   static Result<std::shared_ptr<Mesh>> open(MeshOptions options, Deadline deadline);
-  /// Says goodbye, waits (a second at most) until peers have read all before it, joins the thread.
+  /// Waits (a second at most) until sent messages are fetched, says goodbye, and waits until peers
+  /// have read all before it; then joins the thread.
   ~Mesh() override;
   Mesh(const Mesh&) = delete;
   Mesh& operator=(const Mesh&) = delete;
@@ -104,6 +105,7 @@ class Mesh final : public FrameSink {
   std::map<int, PeerEnd> gone_;                                      // guarded by mutex_
   std::set<int> acknowledged_;                                       // guarded by mutex_
   int num_connected_ = 0;                                            // guarded by mutex_
+  bool is_leaving_ = false;                                          // guarded by mutex_
 
   // The thread's own.
   net::UniqueFd listener_;

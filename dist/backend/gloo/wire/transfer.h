@@ -27,6 +27,7 @@ class Transfer {
 
   [[nodiscard]] int peer() const noexcept { return peer_; }
   [[nodiscard]] int64_t nbytes() const noexcept { return nbytes_; }
+  [[nodiscard]] bool owns_memory() const noexcept { return owned_ != nullptr; }
   [[nodiscard]] bool done() const noexcept { return done_.load(std::memory_order_acquire); }
 
   /// Takes the memory away; nobody touches it after this returns. @thread any
