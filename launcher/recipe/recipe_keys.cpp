@@ -31,7 +31,7 @@ Limits from_to_below(double low, double high) {
 }
 
 constexpr Limits kAny{};
-constexpr bool kNumbers = true;  // the value decides which numbers a run computes
+constexpr bool kNumbers = true;  // the value decides which numbers a run computes, but for rounding
 constexpr bool kOther = false;
 
 using R = Recipe;
@@ -91,7 +91,7 @@ void add_data_and_mesh(Rows& rows) {
   data("tokenizer", kAny, "how text becomes tokens", at<&R::data, &D::tokenizer>, {"byte"});
 
   const auto mesh = [&](std::string_view name, Limits limits, std::string_view doc, auto field) {
-    rows.push_back({"mesh", name, "", {}, limits, kNumbers, doc, field});
+    rows.push_back({"mesh", name, "", {}, limits, kOther, doc, field});
   };
   using Axes = R::Mesh;
   mesh("pp", at_least(1), "ranks that the layers are spread over, as pipeline stages",
@@ -124,7 +124,7 @@ void add_parallel(Rows& rows) {
                   "",
                   {},
                   kAny,
-                  kNumbers,
+                  kOther,
                   "split norms and residuals along the sequence over mesh.tp",
                   at<&R::tp, &R::Tp::sequence_parallel>});
   using P = R::Pipeline;
@@ -133,7 +133,7 @@ void add_parallel(Rows& rows) {
                   "",
                   {"gpipe", "1f1b", "interleaved_1f1b"},
                   kAny,
-                  kNumbers,
+                  kOther,
                   "order of the microbatches on mesh.pp",
                   at<&R::pipeline, &P::schedule>});
   rows.push_back({"pipeline",
@@ -141,7 +141,7 @@ void add_parallel(Rows& rows) {
                   "",
                   {},
                   between(1, 64),
-                  kNumbers,
+                  kOther,
                   "stages on each rank of mesh.pp; more than 1 with interleaved_1f1b",
                   at<&R::pipeline, &P::stages_per_rank>});
 }
