@@ -33,10 +33,12 @@ Result<void> run(const Arguments& arguments) {
   MUSTER_TRY(write_file_durably(real_file_system(), path, text));
   int64_t damaged = 0;
   for (const DamagedFile& file : folder.damaged) damaged += file.lines;
-  fmt::print("{}: {}, {} steps, {} incidents{}\n", path,
+  fmt::print("{}: {}, {} steps, {} incident{}{}\n", path,
              format_bytes({static_cast<int64_t>(text.size())}), folder.metrics.rows(),
-             folder.incidents.size(),
-             damaged > 0 ? fmt::format(", {} damaged lines passed over", damaged) : "");
+             folder.incidents.size(), folder.incidents.size() == 1 ? "" : "s",
+             damaged > 0
+                 ? fmt::format(", {} damaged line{} passed over", damaged, damaged == 1 ? "" : "s")
+                 : "");
   return {};
 }
 }  // namespace

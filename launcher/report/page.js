@@ -241,6 +241,7 @@ class Chart {
     this.output = put(head, "output");
     const positive = this.values.some((v) => v > 0) && !this.values.some((v) => v !== null && v <= 0);
     this.log = positive && Boolean(options.log);
+    this.noisy = isNoisy(this.values);
     if (positive && !options.zero) {
       const button = put(head, "button", {type: "button", "aria-pressed": String(this.log)}, "log");
       button.addEventListener("click", () => {
@@ -302,12 +303,14 @@ class Chart {
   draw() {
     this.scale();
     this.svg.replaceChildren();
+    this.svg.setAttribute("class", this.noisy && meanWindow() ? "noisy" : "");
     this.svg.setAttribute("viewBox", `0 0 ${this.width} ${this.height}`);
     this.svg.style.height = `${this.height}px`;
     this.drawLost();
     this.drawGrid();
     this.drawRestarts();
     this.drawCurves();
+    this.drawMean();
     if (this.options.wide) this.drawCheckpoints();
     this.cursor = put(this.svg, "line", {class: "cursor", y1: this.top, y2: this.top + this.plotHeight});
     this.cursorDot = put(this.svg, "circle", {class: "cursor-dot", r: 3.5});
@@ -323,7 +326,8 @@ class Chart {
       put(this.svg, "text", {x: this.left - 6, y: y + 4, "text-anchor": "end"}, tickText(this.log ? 10 ** at : at));
     }
     put(this.svg, "line", {class: "axis", x1: this.left, x2: this.left + this.plotWidth, y1: bottom, y2: bottom});
-    let xs = ticksOf(this.low, this.high, this.plotWidth / 90);
+    const unit = axis === "step" ? 1 : this.high < 120 ? 1 : this.high < 7200 ? 60 : 3600;
+    let xs = ticksOf(this.low / unit, this.high / unit, this.plotWidth / 90).map((at) => at * unit);
     if (axis === "step") xs = xs.filter(Number.isInteger);
     for (const at of xs) {
       const x = this.px(at);
@@ -355,7 +359,7 @@ class Chart {
       put(this.svg, "line", {class: "restart", x1: x, x2: x, y1: this.top, y2: this.top + this.plotHeight});
       const generation = attempt.generation === null || this.width < 420 ? "" : `, generation ${attempt.generation}`;
       const text = `attempt ${attempt.attempt}${generation}`;
-      const length = text.length * 5.6;
+      const length = text.length * 6.2;
       if (x < free) return;
       const end = x + length > this.width;
       put(this.svg, "text", {class: "restart-text", x: end ? x - 4 : x + 4, y: this.top - 6, "text-anchor": end ? "end" : "start"}, text);
@@ -419,6 +423,29 @@ class Chart {
     for (const [cx, cy] of dots) put(this.svg, "circle", {class: `dot${kind}`, r: 2.5, cx, cy});
   }
 
+  // Long noisy curves get their running mean on top, of the steps that count.
+  drawMean() {
+    const window = this.noisy ? meanWindow() : 0;
+    if (!window) return;
+    let sum = 0, count = 0, path = "", before = null;
+    const values = kept.map((row) => {
+      const value = this.values[row];
+      return value === null || !Number.isFinite(this.y(value)) ? null : value;
+    });
+    kept.forEach((row, at) => {
+      if (values[at] !== null) { sum += values[at]; ++count; }
+      if (at >= window && values[at - window] !== null) { sum -= values[at - window]; --count; }
+      const x0 = xOf(row);
+      if (at < window - 1 || count < window / 2 || x0 === null) return;
+      const x = this.px(x0);
+      const gap = axis === "time" && metrics.attempt[row] !== metrics.attempt[kept[Math.max(at - 1, 0)]];
+      if (before !== null && x - before < 1 && !gap) return;
+      path += `${path && !gap ? "L" : "M"}${x.toFixed(1)},${this.py(sum / count).toFixed(1)}`;
+      before = x;
+    });
+    if (path) put(this.svg, "path", {class: "mean", d: path});
+  }
+
   drawCheckpoints() {
     const y = this.top + this.plotHeight + 8;
     for (const event of data.events) {
@@ -464,6 +491,17 @@ class Chart {
       this.cursorDot.setAttribute("cy", this.py(value));
     }
   }
+}
+
+// How many steps a running mean takes in; 0 for runs that need none.
+function meanWindow() { return kept.length < 600 ? 0 : Math.round(kept.length / 100); }
+
+// A curve that goes up and down many times; a schedule or a staircase does not.
+function isNoisy(values) {
+  const known = kept.map((row) => values[row]).filter((v) => v !== null);
+  const [low, high] = minMax(known);
+  const way = known.reduce((sum, v, at) => sum + (at ? Math.abs(v - known[at - 1]) : 0), 0);
+  return way > 8 * (high - low);
 }
 
 function minMax(values) {
@@ -540,6 +578,7 @@ function drawLegend(parent) {
     line.append(text);
   };
   const has = (name) => data.events.some((event) => event.event === name);
+  if (meanWindow()) entry(`mean of ${meanWindow()} steps`, (svg) => put(svg, "path", {class: "mean", d: "M0,6H16"}));
   if (replaced.includes(true)) entry("steps that were done again after a restart", (svg) => put(svg, "path", {class: "curve old", d: "M0,6H16"}));
   if (data.attempts.length > 1) entry("a new attempt begins", (svg) => put(svg, "path", {class: "restart", d: "M8,0V11"}));
   if (has("saved")) entry("checkpoint saved", (svg) => checkpointMark(svg, "saved", 8, 6));
@@ -575,6 +614,7 @@ function drawCheckpoints() {
   const onDisk = new Set(data.checkpoints_on_disk);
   const card = put(section("checkpoints", "Checkpoints"), "div", {class: "card"});
   const add = table(card, [{text: "step", number: true}, {text: ""}, {text: "attempt", number: true}, {text: "on disk"}, {text: "digest or reason", grow: true}]);
+  if (events.length > 30) card.classList.add("tall");
   const newest = new Map();
   events.forEach((event, at) => { if (event.event === "saved") newest.set(event.step, at); });
   events.forEach((event, at) => {

@@ -255,6 +255,30 @@ TEST_F(ReportInBrowser, ShowsTheNumbersOfMetricsJsonlWithoutAnError) {
   }
 }
 
+// The page's policy lets no other script in, so this one works on a copy without it.
+TEST_F(ReportInBrowser, ReadsTheValueUnderThePointerAndMovesByKeys) {
+  std::string page = read_text(real_file_system(), html()).value_or("");
+  const size_t policy = page.find("<meta http-equiv");
+  page.erase(policy, page.find('>', policy) + 1 - policy);
+  page.insert(page.find("</body>"), R"(<script>
+    const svg = document.querySelector('#chart-0 svg'), bounds = svg.getBoundingClientRect();
+    const shown = () => document.querySelector('#chart-0 output b').dataset.value;
+    // Steps 1 to 12 lie between 50 and width - 10: step 5 is at 4/11 of that.
+    const x = bounds.left + 50 + (bounds.width - 60) * 4 / 11;
+    svg.dispatchEvent(new PointerEvent('pointermove', {clientX: x, clientY: bounds.top + 40}));
+    document.body.dataset.pointed = shown();
+    svg.dispatchEvent(new KeyboardEvent('keydown', {key: 'ArrowRight'}));
+    document.body.dataset.moved = shown();
+  </script>)");
+  std::ofstream(html()) << page;
+  std::string log;
+  const std::string dom = open("--dump-dom", "", log);
+  EXPECT_THAT(log, Not(HasSubstr("CONSOLE")));
+  const std::vector<Json> lines = whole_lines();  // rows 7, 8: steps 5, 6 of the second attempt
+  EXPECT_THAT(dom, HasSubstr("data-pointed=\"" + lines[7]["loss"].dump() + "\""));
+  EXPECT_THAT(dom, HasSubstr("data-moved=\"" + lines[8]["loss"].dump() + "\""));
+}
+
 TEST_F(ReportInBrowser, DrawsAPictureOnAPhoneAndOnADesk) {
   for (const std::string size : {"390,2600", "1200,1600"}) {
     const std::string picture = directory_.file("page.png");
