@@ -1,5 +1,7 @@
 #include "dist/parallel/models.h"
 
+#include <algorithm>
+
 #include "dist/parallel/vocab.h"
 
 namespace muster::parallel {
@@ -9,6 +11,21 @@ constexpr Placement kWhole = Placement::replicate();
 // How the residual stream lies between layers.
 Placement stream_of(const ModelOptions& options) {
   return options.sequence_parallel ? Placement::shard(1) : kWhole;
+}
+
+const Llama& llama_of(const CausalLm& model) {
+  const auto* llama = dynamic_cast<const Llama*>(&model);
+  MUSTER_CHECK(llama != nullptr, ErrorCode::kInvalidArgument,
+               "tensor parallel: there is a plan for Gpt and Llama; got {}", model.kind());
+  return *llama;
+}
+
+HeadCounts heads_of(const CausalLm& model) {
+  if (const auto* gpt = dynamic_cast<const Gpt*>(&model)) {
+    return {.heads = gpt->config().heads, .kv_heads = gpt->config().heads};
+  }
+  const LlamaConfig& config = llama_of(model).config();
+  return {.heads = config.heads, .kv_heads = config.kv_heads};
 }
 
 // A tied head reads the embedding's weight itself, so its input is made where the last norm ends.
@@ -74,27 +91,37 @@ Plan llama_plan(const LlamaConfig& config, const ModelOptions& options) {
   return plan;
 }
 
-void parallelize(CausalLm& model, const MeshRef& axis, const ModelOptions& options) {
-  Plan plan;
-  int64_t vocab = 0;
-  if (const auto* gpt = dynamic_cast<const Gpt*>(&model)) {
-    const GptConfig& config = gpt->config();
-    check_heads({.heads = config.heads, .kv_heads = config.heads}, axis->size());
-    plan = gpt_plan(config, options);
-    vocab = config.vocab_size;
-  } else if (const auto* llama = dynamic_cast<const Llama*>(&model)) {
-    const LlamaConfig& config = llama->config();
-    check_heads({.heads = config.heads, .kv_heads = config.kv_heads}, axis->size());
-    plan = llama_plan(config, options);
-    vocab = config.vocab_size;
-  } else {
-    throw_error(ErrorCode::kInvalidArgument,
-                "parallelize: there is a plan for Gpt and Llama; got {}", model.kind());
-  }
-  parallelize_module(model, axis, plan);
-  model.replace_loss([axis, vocab](const Tensor& logits, const Tensor& targets) {
+Plan plan_of(const CausalLm& model, const ModelOptions& options) {
+  if (const auto* gpt = dynamic_cast<const Gpt*>(&model)) return gpt_plan(gpt->config(), options);
+  return llama_plan(llama_of(model).config(), options);
+}
+
+CausalLm::LossFunction loss_of(const CausalLm& model, const MeshRef& axis) {
+  const auto* gpt = dynamic_cast<const Gpt*>(&model);
+  const int64_t vocab =
+      gpt != nullptr ? gpt->config().vocab_size : llama_of(model).config().vocab_size;
+  return [axis, vocab](const Tensor& logits, const Tensor& targets) {
     return vocab_parallel_cross_entropy_sum_count(logits, targets, axis, vocab);
+  };
+}
+
+void parallelize_part(Module& part, const CausalLm& whole, const MeshRef& axis,
+                      const ModelOptions& options) {
+  check_heads(heads_of(whole), axis->size());
+  Plan plan = plan_of(whole, options);
+  const std::vector<NamedModule> modules = part.named_modules();
+  std::erase_if(plan, [&](const PlanEntry& entry) {
+    return std::none_of(modules.begin(), modules.end(), [&](const NamedModule& named) {
+      return matches_glob(entry.glob, named.name);
+    });
   });
+  parallelize_module(part, axis, plan);
+}
+
+void parallelize(CausalLm& model, const MeshRef& axis, const ModelOptions& options) {
+  check_heads(heads_of(model), axis->size());
+  parallelize_module(model, axis, plan_of(model, options));
+  model.replace_loss(loss_of(model, axis));
 }
 
 std::string plan_name_of(const CausalLm& model) {

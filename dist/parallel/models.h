@@ -27,6 +27,17 @@ Plan llama_plan(const LlamaConfig& config, const ModelOptions& options = {});
 /// as parallelize_module
 void parallelize(CausalLm& model, const MeshRef& axis, const ModelOptions& options = {});
 
+/// The plan of a model, and the loss that goes with it: for parts of it, such as pipeline stages,
+/// that hold modules under the model's names.
+/// @error kInvalidArgument another kind of model
+Plan plan_of(const CausalLm& model, const ModelOptions& options = {});
+CausalLm::LossFunction loss_of(const CausalLm& model, const MeshRef& axis);
+/// Applies what the model's plan says about the modules that `part` holds; its loss is the caller's
+/// to replace. `whole` is asked for its configuration only. Sequence shards that come from another
+/// part must be even. @error as parallelize
+void parallelize_part(Module& part, const CausalLm& whole, const MeshRef& axis,
+                      const ModelOptions& options = {});
+
 /// What a recipe's `tp: {plan: ..}` may say for this model: "gpt" or "llama"; "" for none.
 std::string plan_name_of(const CausalLm& model);
 

@@ -128,6 +128,57 @@ TEST(ParallelizeLlama, CommunicatesAsOftenAsThePlanSays) {
   });
 }
 
+// A part of a model under the model's names, as pipelines cut it.
+class LastPart final : public Module {
+ public:
+  explicit LastPart(const GptConfig& config)
+      : Module("LastPart"),
+        wte_(add_module<Embedding>("wte", config.vocab_size, config.dim)),
+        h_(add_module<ModuleList>("h")),
+        ln_f_(add_module<LayerNorm>("ln_f", config.dim)) {
+    h_.append<GptBlock>(config);
+  }
+
+ protected:
+  Tensor compute(const Tensor& x) override { return linear(ln_f_(h_[0](x)), wte_.weight()); }
+
+ private:
+  Embedding& wte_;
+  ModuleList& h_;
+  LayerNorm& ln_f_;
+};
+
+TEST(ParallelizePart, AppliesThePlanToWhatThePartHolds) {
+  const GptConfig config{.vocab_size = 7, .max_positions = 4, .dim = 6, .layers = 2, .heads = 2};
+  const Tensor x = sin(view(to(arange(48), DType::kF64), {2, 4, 6}));
+  const Tensor targets = remainder(arange(8), 7);
+  const auto build = [&] {
+    auto part = std::make_unique<LastPart>(config);
+    part->to(DType::kF64);
+    part->reset_parameters(3);
+    return part;
+  };
+  const auto whole = build();
+  const Tensor input = requires_grad_(clone(x));
+  const Tensor expected = cross_entropy_sum_count(flatten((*whole)(input), 0, 1), targets).sum;
+  backward(expected);
+  for (const bool sequence : {false, true}) {
+    run_ranks(2, [&](RankContext& ctx) {
+      const MeshRef axis = line(ctx);
+      const Gpt model(config);
+      const auto part = build();
+      parallel::parallelize_part(*part, model, axis, {.sequence_parallel = sequence});
+      const auto own = static_cast<size_t>(ctx.group_rank());
+      const auto piece = [&](const Tensor& t) { return sequence ? chunk(t, 2, 1)[own] : t; };
+      const Tensor mine = requires_grad_(clone(piece(x), MemoryFormat::kContiguous));
+      const Tensor loss = parallel::loss_of(model, axis)(flatten((*part)(mine), 0, 1), targets).sum;
+      EXPECT_NEAR(loss.item(), expected.item(), 1e-11);
+      backward(loss);
+      EXPECT_LT(amax(abs(sub(grad_of(mine), piece(grad_of(input))))).item(), 1e-11);
+    });
+  }
+}
+
 // D33: said before anything runs.
 TEST(CheckHeads, NamesHeadsKvHeadsAndRanks) {
   run_ranks(4, [](RankContext& ctx) {
