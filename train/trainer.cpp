@@ -215,11 +215,24 @@ void Trainer::run() {
 void Trainer::report(const StepMetrics& metrics) {
   if (!is_first_rank()) return;
   metrics_->append(metrics_line(metrics)).value();
+  if (recipe_.run.tensorboard) write_tensorboard(metrics);
   if (recipe_.train.log_every <= 0 || metrics.step % recipe_.train.log_every != 0) return;
   std::printf("step %lld/%lld  loss %.4f  grad norm %.3f  lr %.3g  %.0f tokens/s\n",
               static_cast<long long>(metrics.step), static_cast<long long>(recipe_.train.steps),
               metrics.loss, metrics.grad_norm, metrics.lr, metrics.tokens_per_s);
   std::fflush(stdout);
+}
+
+void Trainer::write_tensorboard(const StepMetrics& metrics) {
+  if (tensorboard_ == nullptr) {
+    tensorboard_ =
+        TensorBoardWriter::open(path_join(recipe_.run.dir, "tensorboard"), metrics.step).value();
+  }
+  const std::vector<TensorBoardScalar> values = {{"train/loss", metrics.loss},
+                                                 {"train/grad_norm", metrics.grad_norm},
+                                                 {"train/lr", metrics.lr},
+                                                 {"train/tokens_per_s", metrics.tokens_per_s}};
+  tensorboard_->scalars(metrics.step, values).value();
 }
 
 void Trainer::report_slow(const SlowPeers& slow) {

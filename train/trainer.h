@@ -13,6 +13,7 @@
 #include "core/nn/optim/optimizer.h"
 #include "train/parallel_model.h"
 #include "train/run_records.h"
+#include "train/tensorboard.h"
 #include "train/text_data.h"
 #include "train/worker_env.h"
 
@@ -43,6 +44,7 @@ class Trainer {
   void resume();
   void save();
   void report(const StepMetrics& metrics);
+  void write_tensorboard(const StepMetrics& metrics);
   void report_slow(const SlowPeers& slow);
   void event(const std::string& json);
   [[nodiscard]] std::vector<Microbatch> microbatches(int64_t first_sample) const;
@@ -61,8 +63,9 @@ class Trainer {
   std::unique_ptr<Optimizer> optimizer_;
   LrSchedule schedule_;
   std::unique_ptr<checkpoint::Checkpointer> checkpointer_;
-  std::unique_ptr<LineFile> metrics_, events_;  // on the first rank only
-  int64_t group_ready_ns_ = 0;                  // when the first collective ended, monotonic
+  std::unique_ptr<LineFile> metrics_, events_;      // on the first rank only
+  std::unique_ptr<TensorBoardWriter> tensorboard_;  // likewise, where the recipe wants it
+  int64_t group_ready_ns_ = 0;                      // when the first collective ended, monotonic
   int64_t step_ = 0;
   int64_t tokens_seen_ = 0;
 };

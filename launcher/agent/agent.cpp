@@ -19,6 +19,7 @@ using Action = Decision::Action;
 
 // How long the other nodes may take to say that they know of the job's end.
 constexpr Duration kAcknowledgeLimit = 2s;
+constexpr Duration kLastWordsLimit = 500ms;
 
 int64_t cause_rank_of(const JobView& view, const Decision& decision) {
   return decision.cause ? view.exits[*decision.cause].global_rank : -1;
@@ -217,6 +218,10 @@ int Agent::give_up(const Decision& decision) {
                        .reason = decision.reason});
   }
   const bool has_workers = node_.workers() != nullptr;
+  // Ranks that have diverged each have their side of it to tell, and nothing waits for a restart.
+  const bool is_bug =
+      decision.cause && view_.exits[*decision.cause].exit.exit_class() == ExitClass::kBug;
+  if (is_bug) node_.await_own_ends(kLastWordsLimit);
   node_.stop(signal, decision.grace, failure_time_of(view_, decision));
   node_.report(decision, cause_rank, true);
   if (!has_workers) MUSTER_LOG(kError, "{}", decision.reason);

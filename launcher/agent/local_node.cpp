@@ -172,6 +172,14 @@ void LocalNode::on_supervisor_death(const char* name) {
   ::_exit(swept.ok() ? 128 + SIGKILL : exit_status(swept.error().code()));
 }
 
+void LocalNode::await_own_ends(Duration limit) {
+  const TimePoint deadline = real_clock().now() + limit;
+  while (group_ != nullptr && !group_->all_ended() && !kill_now_ && !stop_signal() &&
+         real_clock().now() < deadline) {
+    loop_.run_once(deadline);
+  }
+}
+
 void LocalNode::stop(int signal, Duration grace, TimePoint failed_at) {
   failed_at_ = failed_at;
   stopping_ = true;

@@ -55,6 +55,9 @@ class LocalNode {
   /// caller
   Result<void> start(const AttemptInfo& info);
 
+  /// Lets workers that are ending anyway end by themselves, with their last words.
+  /// @blocks until none is left, a second SIGINT or `limit`
+  void await_own_ends(Duration limit);
   /// Ends the attempt: `signal`, `grace`, SIGKILL, and a sweep of everything below this process.
   /// `failed_at` is when the reason for it was there; only for the event log.
   /// @blocks until nothing is left

@@ -102,5 +102,18 @@ TEST_F(EndToEnd, AnExitCodeOfTheUserClassIsNotRestarted) {
   EXPECT_EQ(ended.status, 64) << ended.output;
   EXPECT_FALSE(std::filesystem::exists(dir("run") + "/logs/attempt_1"));
 }
+
+TEST_F(EndToEnd, TensorBoardFilesComeWithTheirKey) {
+  ASSERT_EQ(run("--nproc-per-node 2", "run.tensorboard=true train.steps=4").status, 0);
+  int files = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(dir("run") + "/tensorboard")) {
+    EXPECT_THAT(entry.path().filename().string(), HasSubstr("tfevents"));
+    const std::string bytes = read_text(real_file_system(), entry.path().string()).value();
+    for (const char* tag : {"train/loss", "train/lr", "train/grad_norm", "train/tokens_per_s"})
+      EXPECT_THAT(bytes, HasSubstr(tag));
+    ++files;
+  }
+  EXPECT_EQ(files, 1);  // rank 0's
+}
 }  // namespace
 }  // namespace muster
