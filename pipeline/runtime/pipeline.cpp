@@ -47,8 +47,9 @@ void call(const std::function<void()>& hook) {
 }  // namespace
 
 Result<std::unique_ptr<Pipeline>> Pipeline::open(PipelineOptions options) {
-  MUSTER_CHECK(options.group != nullptr, ErrorCode::kInvalidArgument,
-               "pipeline: a group is needed");
+  if (options.group == nullptr) {
+    return make_error(ErrorCode::kInvalidArgument, "pipeline: a group is needed");
+  }
   MUSTER_TRY(validate(options.schedule, {.num_ranks = options.group->world_size(),
                                          .transport = Transport::kBuffered}));
   Schedule lowered = options.schedule;
@@ -287,8 +288,7 @@ void Pipeline::backward(Plan& plan, const Action& action) {
 void Pipeline::fail(Error error, const Plan& plan, const Action& action, int position) {
   error.add_context(fmt::format("pipeline step {}, group rank {}, position {}, {}: {}", step_,
                                 group_->group_rank(), position, to_string(action), where(action)));
-  const Result<std::string> drawing =
-      catch_error([&] { return render(plan.is_training ? schedule_ : plan.schedule, action); });
+  const Result<std::string> drawing = catch_error([&] { return render(plan.schedule, action); });
   if (drawing.ok()) error.add_context(fmt::format("schedule {}:{}", schedule_.name, *drawing));
   group_->abort(fmt::format("{} failed: {}", to_string(action), error.message()));
   throw std::move(error);
