@@ -39,7 +39,7 @@ def main():
     for _ in range(args.steps):
         dist.barrier()
         start = time.perf_counter()
-        model(tokens[:, :-1], tokens[:, 1:].reshape(args.batch // ranks, args.seq)).backward()
+        model(tokens[:, :-1], tokens[:, 1:].contiguous()).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
