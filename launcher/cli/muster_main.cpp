@@ -36,6 +36,8 @@ constexpr std::array kVerbs = {
     Verb{"drill", "run a recipe under injected faults and check the recovery", drill_command},
     Verb{"report", "write one HTML file that shows a run", report_command},
     Verb{"ckpt", "list, verify and print checkpoints", nullptr},
+    Verb{"generate", "continue a prompt with a Hugging Face model", nullptr},
+    Verb{"logits", "write the logits of such a model into a file", nullptr},
     Verb{"ops", "list operators", nullptr},
     Verb{"data", "look at training data", nullptr},
     Verb{"estimate", "estimate memory and time of a recipe", nullptr},

@@ -1,5 +1,7 @@
 #include "train/hf/config.h"
 
+#include <fmt/format.h>
+
 #include <nlohmann/json.hpp>
 
 #include "core/base/text.h"
@@ -107,12 +109,21 @@ void ignore_common(ConfigKeys& keys) {
                "use_cache"});
 }
 
+// Modules are made for every layer before weights are compared.
+int64_t read_layers(ConfigKeys& keys, const std::string& key) {
+  constexpr int64_t kMostLayers = 10'000;
+  const int64_t layers = keys.required(key);
+  if (layers <= kMostLayers) return layers;
+  keys.invalid(key, fmt::format("be at most {}", kMostLayers));
+  return 1;
+}
+
 GptConfig read_gpt2(ConfigKeys& keys) {
   GptConfig model;
   model.vocab_size = keys.required("vocab_size");
   model.max_positions = keys.required("n_positions");
   model.dim = keys.required("n_embd");
-  model.layers = keys.required("n_layer");
+  model.layers = read_layers(keys, "n_layer");
   model.heads = keys.required("n_head");
   model.layer_norm_eps = keys.number("layer_norm_epsilon", 1e-5);
   model.tied_head = keys.flag("tie_word_embeddings", true);
@@ -199,7 +210,7 @@ LlamaConfig read_llama(ConfigKeys& keys, Family family) {
   model.max_positions = keys.integer("max_position_embeddings", 2048);
   model.dim = keys.required("hidden_size");
   model.mlp_dim = keys.required("intermediate_size");
-  model.layers = keys.required("num_hidden_layers");
+  model.layers = read_layers(keys, "num_hidden_layers");
   model.heads = keys.required("num_attention_heads");
   model.kv_heads = keys.integer("num_key_value_heads", model.heads);
   model.head_dim = keys.integer("head_dim", family == Family::kQwen3 ? 128 : 0);

@@ -28,7 +28,7 @@ void ConfigKeys::refuse(const std::string& key, const std::string& rule) {
 int64_t ConfigKeys::integer(const std::string& key, int64_t otherwise) {
   const json* value = find(key);
   if (value == nullptr) return otherwise;
-  constexpr int64_t kMost = int64_t{1} << 40;  // no size of a model; keeps products in 64 bits
+  constexpr int64_t kMost = int64_t{1} << 31;  // keeps products of two in 64 bits
   const bool fits =
       value->is_number_integer() && value->get<int64_t>() > 0 && value->get<int64_t>() < kMost;
   if (fits) return value->get<int64_t>();

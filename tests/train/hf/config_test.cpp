@@ -150,6 +150,12 @@ TEST(HfConfig, RefusesValuesWithoutSenseAllAtOnce) {
   EXPECT_THAT(parse_config(changed("llama/config.json", {{"rope_theta", 5000.0}})),
               FailsWith(ErrorCode::kInvalidArgument,
                         HasSubstr("rope_theta must equal that of the rope parameters; got 5000")));
+  EXPECT_THAT(parse_config(changed("llama/config.json", {{"num_hidden_layers", 1'000'000}})),
+              FailsWith(ErrorCode::kInvalidArgument,
+                        HasSubstr("num_hidden_layers must be at most 10000; got 1000000")));
+  EXPECT_THAT(
+      parse_config(changed("llama/config.json", {{"hidden_size", int64_t{1} << 40}})),
+      FailsWith(ErrorCode::kInvalidArgument, HasSubstr("hidden_size must be a positive integer")));
   EXPECT_THAT(parse_config("[1]"),
               FailsWith(ErrorCode::kCorruption, HasSubstr("must be a JSON object")));
   EXPECT_THAT(parse_config("{\"model_type\": \"llama\""),
