@@ -242,7 +242,9 @@ MUSTER_DEFINE_OPS(cross_entropy) {
                 .kernel(DeviceType::kCpu, rows_kernel)
                 .derivative(rows_derivative, {"logits", "target", "weight", "lse"})
                 .shard({"S(0), S(0), R -> S(0), S(0), S(0)"})
-                .autocast(AutocastClass::kFloat32)
+                // Low-precision logits are widened row by row and every result is f32: no f32 copy
+                // is due.
+                .autocast(AutocastClass::kPromote, AutocastClass::kFloat32)
                 .fusion(FusionClass::kRowReduction)
                 .samples({"f(2,5), x5(2), None, -100, 0.0", "f(2,5), x5(2), f(5), 1, 0.1",
                           "f(0,5), x5(0), None, -100, 0.0"}));
@@ -265,7 +267,7 @@ MUSTER_DEFINE_OPS(cross_entropy) {
                      "int ignore_index=-100, float label_smoothing=0.0) -> (Tensor sum, Tensor "
                      "count)",
                      sum_count_composite, {"f(2,5), x5(2), None, -100, 0.0"})
-                .autocast(AutocastClass::kFloat32));
+                .autocast(AutocastClass::kNone, AutocastClass::kFloat32));
   table.add(composed("nll_loss(Tensor input, Tensor target, Tensor? weight=None, int "
                      "ignore_index=-100, str reduction='mean') -> Tensor",
                      nll_composite, {"f(2,5), x5(2), None, -100, \"mean\""})

@@ -115,6 +115,27 @@ TEST(Autocast, KeepsNoCastAfterTheOutermostRegion) {
   EXPECT_EQ(impl->use_count(), 1u);
 }
 
+// Logits stay bf16 in memory; loss and gradient are those of an f32 copy, to the last bit.
+TEST(Autocast, CrossEntropyAsSumAndCountNeedsNoWideCopyOfTheLogits) {
+  const Tensor values = to(random({6, 50}, 3), DType::kBF16), target = arange(6, DType::kI64);
+  for (const bool weighted : {false, true}) {
+    const CrossEntropyOptions options{.weight = weighted ? abs(random({50}, 4)) : Tensor()};
+    const auto run = [&](bool widened) {
+      const Tensor logits = requires_grad_(clone(values));
+      const AutocastGuard autocast(DeviceType::kCpu);
+      const LossSum loss =
+          cross_entropy_sum_count(widened ? to(logits, DType::kF32) : logits, target, options);
+      EXPECT_EQ(loss.sum.dtype(), DType::kF32);
+      backward(loss.sum);
+      return std::pair(detach(loss.sum), grad_of(logits));
+    };
+    const auto narrow = run(false), wide = run(true);
+    EXPECT_TRUE(equal(narrow.first, wide.first)) << weighted;
+    EXPECT_TRUE(equal(narrow.second, wide.second)) << weighted;
+    EXPECT_EQ(narrow.second.dtype(), DType::kBF16);
+  }
+}
+
 TEST(Autocast, ListsOfTensorsAreCastToTheWidest) {
   const AutocastGuard autocast(DeviceType::kCpu);
   const std::vector<Tensor> parts = {to(ones({2}), DType::kBF16), ones({2}),
