@@ -170,7 +170,17 @@ int64_t Module::num_parameters() const {
   return count;
 }
 
+void Module::check_may_replace(const char* operation) const {
+  visit("", [&](const std::string& prefix, const Module& module) {
+    MUSTER_CHECK(module.parameters_kept_because_.empty(), ErrorCode::kFailedPrecondition,
+                 "{} of {}: parameters must stay as they are: \"{}\" {}", operation, kind_,
+                 prefix.empty() ? "" : prefix.substr(0, prefix.size() - 1),
+                 module.parameters_kept_because_);
+  });
+}
+
 void Module::to_empty(Device device) {
+  check_may_replace("to_empty");
   const auto make = [device](const Tensor& old) {
     return empty_from_spec(TensorSpec::contiguous(old.sizes(), old.dtype(), device));
   };
@@ -179,6 +189,7 @@ void Module::to_empty(Device device) {
 }
 
 void Module::to(DType dtype) {
+  check_may_replace("to");
   const NoGradGuard no_grad;
   const auto make = [dtype](const Tensor& old) {
     if (!is_floating(old.dtype()) || old.dtype() == dtype) return old;
@@ -189,6 +200,7 @@ void Module::to(DType dtype) {
 }
 
 void Module::reset_parameters(uint64_t seed) {
+  check_may_replace("reset_parameters");
   std::set<const TensorImpl*> seen;
   for (const TensorSlot& slot : parameter_slots()) {
     MUSTER_CHECK(!slot.tensor->is_meta(), ErrorCode::kFailedPrecondition,

@@ -119,6 +119,10 @@ class Module {
   /// made to work on pieces of their parameters. It reads parameters through their slots.
   using Compute = std::function<Tensor(const Tensor& input)>;
   void replace_compute(Compute compute) { replaced_compute_ = std::move(compute); }
+  /// Refuses to_empty(), to() and reset_parameters() of this module and of those that hold it, from
+  /// now on: its parameters are pieces, which these would take for wholes. `why` completes
+  /// "parameters must stay as they are: ...".
+  void keep_parameters(std::string why) { parameters_kept_because_ = std::move(why); }
   /// Keeps only the input of `compute` for backward and computes it again there (or no longer).
   /// Hooks run once, around the first run. See core/autograd/checkpoint.h.
   void set_checkpoint(std::optional<CheckpointOptions> options) { checkpoint_ = options; }
@@ -157,6 +161,7 @@ class Module {
   Tensor run_compute(const Tensor& input);
   void adopt(std::string name, std::unique_ptr<Module> module);
   void check_name(std::string_view name) const;
+  void check_may_replace(const char* operation) const;
   // Visits modules with their dotted prefix ("" or "a.b."), parents first.
   void visit(const std::string& prefix,
              const std::function<void(const std::string& prefix, const Module&)>& body) const;
@@ -168,6 +173,7 @@ class Module {
   std::vector<Registered<ForwardPreHook>> pre_hooks_;
   std::vector<Registered<ForwardHook>> hooks_;
   std::string hooks_required_because_;
+  std::string parameters_kept_because_;
   std::function<Tensor(const Tensor&)> replaced_compute_;
   std::optional<CheckpointOptions> checkpoint_;
   bool is_training_ = true;

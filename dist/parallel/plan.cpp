@@ -185,6 +185,12 @@ void parallelize_module(Module& module, const MeshRef& axis, const Plan& plan) {
     install_style(*match.module, match.style, context, match.is_prepared);
   }
   cut_parameters(module, axis, cuts);
+  for (const NamedModule& named : module.named_modules()) {
+    named.module->keep_parameters(
+        "holds pieces of tensor parallelism\n"
+        "  fix: convert and allocate before parallelize_module; parallel::init_parameters or "
+        "fsdp::init_parameters give values");
+  }
 }
 
 void init_parameters(Module& module, uint64_t seed) {

@@ -78,6 +78,20 @@ TEST(ParallelizeModule, AModuleIsCutOnce) {
   });
 }
 
+// Pieces that are taken for wholes would be wrong values without a word.
+TEST(ParallelizeModule, PiecesAreNotConvertedOrInitialisedAsWholes) {
+  run_ranks(2, [](RankContext& ctx) {
+    Mlp mlp(4, 6);
+    parallel::parallelize_module(mlp, line(ctx), mlp_plan());
+    const auto refused =
+        AllOf(HasSubstr("must stay as they are"), HasSubstr("parallel::init_parameters"));
+    EXPECT_ERROR(mlp.reset_parameters(1), ErrorCode::kFailedPrecondition, refused);
+    EXPECT_ERROR(mlp.to(DType::kF64), ErrorCode::kFailedPrecondition, refused);
+    EXPECT_ERROR(mlp.to_empty(), ErrorCode::kFailedPrecondition, refused);
+    EXPECT_ERROR(mlp.module_at("up").reset_parameters(1), ErrorCode::kFailedPrecondition, refused);
+  });
+}
+
 TEST(ParallelizeModule, WholeParametersBesidePiecesAreRefusedByFullyShard) {
   run_ranks(2, [](RankContext& ctx) {
     const MeshRef mesh = mesh_of(ctx, {{"fsdp", 1}, {"tp", 2}});
