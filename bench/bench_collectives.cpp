@@ -1,6 +1,7 @@
-// shm collectives between processes against memcpy: bench_collectives [--ranks N]. The last line is
-// JSON. Each rank is a forked process; buffers lie in the communication arena. "bound" is the time
-// that memcpy needs, on as many processes at once, for the bytes that each rank must move.
+// Collectives between processes: bench_collectives [--ranks N] [--backend shm|gloo|both] [--rival
+// FILE]. Each rank is a forked process; buffers lie in the communication arena where there is one.
+// memcpy is timed on as many processes at once. FILE holds the last line of rivals/torch_gloo.py,
+// and times are then also given as multiples of it. The last line is JSON.
 
 #include <fmt/format.h>
 #include <sys/wait.h>
@@ -9,11 +10,13 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
+#include <fstream>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
 #include "core/base/file_system.h"
-#include "dist/backend/shm/shm_backend.h"
+#include "dist/backends/backends.h"
 #include "dist/group/process_group.h"
 #include "dist/store/file_store.h"
 
@@ -46,21 +49,29 @@ double row_us(int rounds, const Body& body) {
   return to_seconds(real_clock().now() - start) * 1e6 / rounds;
 }
 
-int run_rank(int rank, int world, const std::string& path) {
+struct Job {
+  std::string backend;
+  int world = 2;
+  std::string store_path;
+  int report_fd = -1;  // rank 0 writes its rows there as JSON
+};
+
+int run_rank(int rank, const Job& job) {
   const Deadline deadline = Deadline::after(120s);
+  const int world = job.world;
   FileStoreOptions file;
-  file.path = path;
-  std::shared_ptr<Store> store = FileStore::open(file).value();
+  file.path = job.store_path;
+  BackendOptions backend;
+  backend.store = FileStore::open(file).value();
+  backend.global_rank = rank;
+  backend.world_size = world;
   ProcessGroup::Options options;
   options.group_rank = rank;
   options.timeout = 60s;
   for (int r = 0; r < world; ++r) options.global_ranks.push_back(r);
-  ProcessGroup group(
-      options,
-      ShmBackend::open_world({.store = store, .global_rank = rank, .world_size = world}, deadline)
-          .value());
+  ProcessGroup group(options, open_backend(job.backend, std::move(backend), deadline).value());
   Allocator& arena = group.communication_allocator();
-  std::string json;
+  nlohmann::json rows = nlohmann::json::array();
   for (const int64_t nbytes : {64L, 4096L, 65536L, 1L << 20, 16L << 20, 64L << 20}) {
     const int64_t count = nbytes / 4;
     const Tensor whole = empty_from_spec(TensorSpec::contiguous({count}, DType::kF32), &arena);
@@ -81,43 +92,94 @@ int run_rank(int rank, int world, const std::string& path) {
         time([&] { group.run(group.all_gather_into_tensor(gathered, piece)); });
     const double reduce_scatter =
         time([&] { group.run(group.reduce_scatter_tensor(piece, gathered)); });
-    // all_reduce: a rank reads all ranks' stretches (one buffer's worth) and writes one buffer's
-    // worth.
     const double copy = time([&] { std::memcpy(to.data(), from.data(), from.size()); });
-    if (rank == 0) {
-      std::printf(
-          "%9lld B  all_reduce %9.2f us  all_gather %9.2f us  reduce_scatter %9.2f us  memcpy "
-          "%9.2f us\n",
-          static_cast<long long>(nbytes), all_reduce, all_gather, reduce_scatter, copy);
-      json += fmt::format(
-          "{}{{\"nbytes\": {}, \"all_reduce_us\": {:.3f}, \"all_gather_us\": {:.3f}, "
-          "\"reduce_scatter_us\": {:.3f}, \"memcpy_us\": {:.3f}}}",
-          json.empty() ? "" : ", ", nbytes, all_reduce, all_gather, reduce_scatter, copy);
-    }
+    if (rank != 0) continue;
+    std::printf(
+        "%-5s %9lld B  all_reduce %9.2f us  all_gather %9.2f us  reduce_scatter %9.2f us  memcpy "
+        "%9.2f us\n",
+        job.backend.c_str(), static_cast<long long>(nbytes), all_reduce, all_gather, reduce_scatter,
+        copy);
+    rows.push_back({{"nbytes", nbytes},
+                    {"all_reduce_us", all_reduce},
+                    {"all_gather_us", all_gather},
+                    {"reduce_scatter_us", reduce_scatter},
+                    {"memcpy_us", copy}});
   }
-  if (rank == 0) std::printf("{\"ranks\": %d, \"sizes\": [%s]}\n", world, json.c_str());
   std::fflush(stdout);
+  const std::string text = rows.dump();
+  if (rank == 0 && ::write(job.report_fd, text.data(), text.size()) < 0) return 1;
   return 0;
+}
+
+// All ranks of one backend; the rows of rank 0.
+nlohmann::json run_job(Job job) {
+  int pipe_fds[2];
+  if (::pipe(pipe_fds) != 0) throw_error(ErrorCode::kIo, "pipe: {}", errno_text(errno));
+  job.report_fd = pipe_fds[1];
+  std::vector<pid_t> pids;
+  for (int rank = 0; rank < job.world; ++rank) {
+    const pid_t pid = ::fork();
+    if (pid == 0) ::_exit(run_rank(rank, job));
+    pids.push_back(pid);
+  }
+  ::close(pipe_fds[1]);
+  std::string text;
+  char buffer[4096];
+  ssize_t n = 0;
+  while ((n = ::read(pipe_fds[0], buffer, sizeof(buffer))) > 0)
+    text.append(buffer, static_cast<size_t>(n));
+  ::close(pipe_fds[0]);
+  for (const pid_t pid : pids) {
+    int status = 0;
+    ::waitpid(pid, &status, 0);
+    MUSTER_CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0, ErrorCode::kInternal,
+                 "a rank over {} must end with 0; got status {}", job.backend, status);
+  }
+  return nlohmann::json::parse(text);
+}
+
+// "gloo is 150.2 times shm": one row a size, for the three operations.
+void compare(const char* what, const nlohmann::json& slow, const nlohmann::json& fast) {
+  for (size_t i = 0; i < std::min(slow.size(), fast.size()); ++i) {
+    std::printf("%-22s %9lld B", what, static_cast<long long>(fast[i]["nbytes"]));
+    for (const char* operation : {"all_reduce", "all_gather", "reduce_scatter"}) {
+      const std::string key = std::string(operation) + "_us";
+      std::printf("  %s %7.2fx", operation,
+                  slow[i][key].get<double>() / fast[i][key].get<double>());
+    }
+    std::printf("\n");
+  }
 }
 }  // namespace
 
 int main(int argc, char** argv) {
-  int world = 2;
+  Job job;
+  std::string chosen = "shm", rival_path;
   for (int i = 1; i + 1 < argc; i += 2) {
-    if (std::string(argv[i]) == "--ranks") world = std::stoi(argv[i + 1]);
+    const std::string option = argv[i], value = argv[i + 1];
+    if (option == "--ranks") job.world = std::stoi(value);
+    if (option == "--backend") chosen = value;
+    if (option == "--rival") rival_path = value;
   }
   const TempDirectory directory;
-  std::vector<pid_t> pids;
-  for (int rank = 0; rank < world; ++rank) {
-    const pid_t pid = ::fork();
-    if (pid == 0) ::_exit(run_rank(rank, world, directory.file("store")));
-    pids.push_back(pid);
+  nlohmann::json result = {{"ranks", job.world}};
+  for (const char* backend : {"shm", "gloo"}) {
+    if (chosen != "both" && chosen != backend) continue;
+    job.backend = backend;
+    job.store_path = directory.file(std::string("store_") + backend);
+    result["backends"][backend] = run_job(job);
   }
-  int worst = 0;
-  for (const pid_t pid : pids) {
-    int status = 0;
-    ::waitpid(pid, &status, 0);
-    worst = std::max(worst, WIFEXITED(status) ? WEXITSTATUS(status) : 128);
+  nlohmann::json& rows = result["backends"];
+  if (chosen == "both") compare("gloo / shm", rows["gloo"], rows["shm"]);
+  if (!rival_path.empty()) {
+    std::ifstream file(rival_path);
+    std::string line, last;
+    while (std::getline(file, line)) last = line;
+    const nlohmann::json rival = nlohmann::json::parse(last)["sizes"];
+    for (const auto& [backend, own] : rows.items())
+      compare(("c10d gloo / " + backend).c_str(), rival, own);
+    result["rival"] = rival;
   }
-  return worst;
+  std::printf("%s\n", result.dump().c_str());
+  return 0;
 }
