@@ -1,6 +1,7 @@
 #include "train/stages.h"
 
 #include <algorithm>
+#include <cmath>
 #include <tuple>
 
 #include "core/autograd/autograd.h"
@@ -197,6 +198,21 @@ void reduce_tied_gradients(ProcessGroup& group, int first, int last,
     // One order on both sides, so that the copies stay equal to the last bit.
     set_grad(leaf, own == first ? add(mine, theirs) : add(theirs, mine));
   }
+}
+
+std::vector<fsdp::NamedShard> without_tied_copies(const StageModule& stage,
+                                                  std::vector<fsdp::NamedShard> shards) {
+  const auto& tied = stage.tied_copies();
+  std::erase_if(shards, [&](const fsdp::NamedShard& shard) {
+    return std::find(tied.begin(), tied.end(), shard.name) != tied.end();
+  });
+  return shards;
+}
+
+double norm_over_stages(ProcessGroup& group, double own_norm) {
+  const Tensor squares = from_vector(std::vector<double>{own_norm * own_norm});
+  group.run(group.all_reduce(squares));
+  return std::sqrt(squares.item());
 }
 
 pipeline::StageHooks stage_hooks(fsdp::Handle root) {

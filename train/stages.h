@@ -74,6 +74,13 @@ void share_tied_parameters(StageModule& first, StageModule& last);
 void reduce_tied_gradients(ProcessGroup& group, int first, int last,
                            const std::vector<Tensor>& leaves);
 
+/// `shards` without the stage's tied copies: what counts once in the norm.
+std::vector<fsdp::NamedShard> without_tied_copies(const StageModule& stage,
+                                                  std::vector<fsdp::NamedShard> shards);
+/// The 2-norm over all stages from each rank's own (of all its stages), the same on all ranks.
+/// @collective all ranks of the pipeline's group
+double norm_over_stages(ProcessGroup& group, double own_norm);
+
 /// Lets a sharded stage take part: gradients are kept whole over the microbatches and reduced in
 /// the last backward of a step.
 pipeline::StageHooks stage_hooks(fsdp::Handle root);

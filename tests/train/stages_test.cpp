@@ -70,6 +70,7 @@ AdamWOptions adamw() { return {.lr = 1e-2, .weight_decay = 0.1}; }
 
 struct Trained {
   std::vector<double> losses;
+  std::vector<double> norms;
   std::map<std::string, Tensor> parameters;
 };
 
@@ -89,6 +90,13 @@ Trained train_whole(Kind kind, int64_t layers, int microbatches) {
       backward(mul(loss.sum, 1 / kTokens));
     }
     out.losses.push_back(sum / kTokens);
+    double squares = 0;
+    for (const Tensor& parameter : model->parameters()) {
+      for (const double value : to_vector<double>(contiguous(grad_of(parameter)))) {
+        squares += value * value;
+      }
+    }
+    out.norms.push_back(std::sqrt(squares));
     optimizer.step();
     optimizer.zero_grad();
   }
@@ -301,6 +309,14 @@ TEST(Stages, ShardedStagesTrainAsTheWholeModelDoes) {
           EXPECT_NEAR(total.item() / kTokens, expected.losses[static_cast<size_t>(step)], 1e-10);
         }
         reduce_tied_gradients(*pp, 0, 1, tied);
+        double squares = 0;
+        for (const auto& module : own.modules) {
+          const double norm =
+              fsdp::grad_norm(without_tied_copies(*module, fsdp::sharded_parameters(*module)));
+          squares += norm * norm;
+        }
+        EXPECT_NEAR(norm_over_stages(*pp, std::sqrt(squares)),
+                    expected.norms[static_cast<size_t>(step)], 1e-9);
         optimizer.step();
         optimizer.zero_grad();
         for (const fsdp::NamedShard& shard : shards) set_grad(shard.param->sharded, {});
@@ -314,6 +330,12 @@ TEST(Stages, ShardedStagesTrainAsTheWholeModelDoes) {
       }
     });
   }
+}
+
+TEST(Stages, TheNormIsOneOverAllStages) {
+  run_ranks(2, [](RankContext& ctx) {
+    EXPECT_DOUBLE_EQ(norm_over_stages(ctx.group(), ctx.group_rank() == 0 ? 3.0 : 4.0), 5.0);
+  });
 }
 
 TEST(Stages, BlocksAreSplitEvenlyAndNeverTooThin) {
