@@ -1,5 +1,6 @@
 #pragma once
-/// The page's parts, compiled in from page.html, page.css and page.js by cmake/MusterEmbed.cmake.
+/// The page's parts, compiled in from page.html, page.css and page_*.js by
+/// cmake/MusterEmbed.cmake.
 
 #include <string_view>
 
