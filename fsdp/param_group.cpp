@@ -69,7 +69,6 @@ void ParamGroup::describe(ShardedParam& param, const Tensor& whole) const {
   if (replicas() != nullptr) param.spec.placements.push_back(Placement::replicate());
   param.spec.placements.push_back(Placement::shard(0));
   param.boxes = local_boxes(param.spec);
-  param.box = param.boxes.front().box;
 }
 
 void ParamGroup::make_local_pieces(const std::vector<Tensor>& whole) {

@@ -28,7 +28,6 @@ struct ShardedParam {
   DimVector gathered_sizes;     ///< of what is gathered: the tensor parallel piece, else the whole
   DTensorSpec spec;             ///< of `local`: axes of tensor parallelism first, then this one
   std::vector<LocalBox> boxes;  ///< what `local` is of the whole: one box, or more (fused weights)
-  ShardBox box;                 ///< the only one of `boxes`, where it is one
   bool has_partial_gradient = false;  ///< gradients are summed over the tensor parallel axis
   Tensor sharded;                     ///< DTensor; registered while sharded
   Tensor local;                       ///< its piece: a leaf, view of the flat buffer

@@ -173,7 +173,7 @@ TEST(FullyShard, MetaInitialisationEqualsInitialisingAndSharding) {
     fsdp::init_parameters(*model, 11);
     size_t i = 0;
     for (const fsdp::NamedShard& shard : fsdp::sharded_parameters(*model)) {
-      const ShardBox& box = shard.param->box;
+      const ShardBox& box = shard.param->boxes[0].box;
       ASSERT_EQ(shard.name, expected[i].name);
       const Tensor rows = contiguous(
           slice(detach(expected[i].tensor), 0, box.offsets[0], box.offsets[0] + box.sizes[0]));
