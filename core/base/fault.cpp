@@ -34,6 +34,8 @@ std::string_view action_name(Fault::Action action) {
       return "torn_write";
     case Fault::Action::kDiverge:
       return "diverge";
+    case Fault::Action::kKillAgent:
+      return "kill_agent";
   }
   return "kill";
 }
@@ -80,6 +82,8 @@ Result<Fault> decode_one(std::string_view text) {
       fault.action = Fault::Action::kDelay;
     else if (key == "do" && value == "torn_write")
       fault.action = Fault::Action::kTornWrite;
+    else if (key == "do" && value == "kill_agent")
+      fault.action = Fault::Action::kKillAgent;
     else if (key == "do" && value == "diverge")
       fault.action = Fault::Action::kDiverge;
     else
@@ -157,6 +161,11 @@ bool reach_fault_point(std::string_view point) {
     case Fault::Action::kDelay:
       std::this_thread::sleep_for(fault.delay);
       break;
+    case Fault::Action::kKillAgent:
+      // Without an agent the parent may be anybody's shell.
+      if (std::getenv("MUSTER_JOB_TOKEN_ID") == nullptr) break;
+      ::kill(::getppid(), SIGKILL);
+      while (true) ::pause();  // the agent's death ends its workers
     case Fault::Action::kTornWrite:
     case Fault::Action::kDiverge:
       return true;

@@ -19,7 +19,7 @@ namespace muster {
 
 /// What to do where. `point` is the name given to MUSTER_FAULT_POINT.
 struct Fault {
-  enum class Action { kKill, kStop, kExit, kDelay, kTornWrite, kDiverge };
+  enum class Action { kKill, kStop, kExit, kDelay, kTornWrite, kDiverge, kKillAgent };
   std::string point;
   int global_rank = 0;
   std::optional<int64_t> step;  ///< fires at this step only; any step when absent

@@ -73,7 +73,9 @@ Check check_named(const Drill::Named& expected, const RunRecords& faulted) {
   std::string detail =
       fmt::format("global rank {} is named by the errors of {} ranks, missing in {}",
                   expected.global_rank, saying.size(), silent.size());
-  return {"rank named", !saying.empty() && silent.empty(), detail};
+  if (expected.by > 1) detail += fmt::format("; expected by {}", expected.by);
+  const bool enough = static_cast<int64_t>(saying.size()) >= expected.by;
+  return {"rank named", enough && silent.empty(), detail};
 }
 
 // From the last step that the first attempt completed to the first exit: more than the time that
@@ -264,10 +266,25 @@ std::vector<std::optional<Duration>> recovery_times(const RunFacts& faulted) {
   return times;
 }
 
+Check check_agents(const RunFacts& run, int64_t expected_kills) {
+  const AgentPoolFacts& agents = *run.agents;
+  std::string detail = fmt::format("{} started beside the first, {} killed; expected {}",
+                                   agents.started, agents.killed, expected_kills);
+  if (!agents.other_failures.empty()) {
+    detail += fmt::format("; others exited {}", fmt::join(agents.other_failures, ", "));
+  }
+  return {run.name + " agents", agents.killed == expected_kills && agents.other_failures.empty(),
+          detail};
+}
+
 std::vector<Check> judge(const Drill::Expect& expect, const DrillEvidence& evidence) {
   const RunRecords& faulted = evidence.faulted.records;
   std::vector<Check> checks = {check_exit(evidence.reference, 0),
                                check_exit(evidence.faulted, expect.exit_status)};
+  if (evidence.reference.agents) checks.push_back(check_agents(evidence.reference, 0));
+  if (evidence.faulted.agents) {
+    checks.push_back(check_agents(evidence.faulted, evidence.killed_agents));
+  }
   if (expect.named) {
     checks.push_back(check_named(*expect.named, faulted));
     if (expect.named->limit) checks.push_back(check_naming_time(*expect.named->limit, faulted));

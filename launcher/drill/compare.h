@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "core/base/time.h"
+#include "launcher/drill/agent_pool.h"
 #include "launcher/drill/drill.h"
 #include "launcher/drill/records.h"
 
@@ -29,7 +30,8 @@ struct RunFacts {
   std::string directory;  ///< its run.dir
   int exit_status = 0;    ///< 128 + n for a signal
   bool timed_out = false;
-  std::vector<std::string> leftovers;  ///< processes left: "pid 123 muster-train"
+  std::optional<AgentPoolFacts> agents;  ///< of the agents beside the first, where there are any
+  std::vector<std::string> leftovers;    ///< processes left: "pid 123 muster-train"
   std::optional<std::string> newest_checkpoint;
   /// When the first step of an attempt was seen, for records that carry no time of their own.
   std::map<int64_t, int64_t> first_step_seen_ns;
@@ -46,8 +48,9 @@ struct CheckpointVerdict {
 struct DrillEvidence {
   RunFacts reference;
   RunFacts faulted;
-  int64_t steps = 0;                             ///< steps that the recipe asks for
-  bool is_resized = false;                       ///< the faulted run went on with other workers
+  int64_t steps = 0;          ///< steps that the recipe asks for
+  int64_t killed_agents = 0;  ///< agents beside the first that the drill's faults kill
+  bool is_resized = false;    ///< the faulted run went on with other workers
   std::optional<CheckpointVerdict> checkpoints;  ///< absent where the drill does not compare them
 };
 
@@ -70,6 +73,10 @@ std::vector<int64_t> resumed_steps(const RunRecords& records);
 /// For each restart the time from the first worker exit of the old attempt to the first completed
 /// step of the new one; nullopt where one of the two was not recorded.
 std::vector<std::optional<Duration>> recovery_times(const RunFacts& faulted);
+
+/// The agents beside the first: as many killed as the faults of the drill kill, the rest ended
+/// well.
+Check check_agents(const RunFacts& run, int64_t expected_kills);
 
 /// All checks of a drill, in the order of its report.
 std::vector<Check> judge(const Drill::Expect& expect, const DrillEvidence& evidence);

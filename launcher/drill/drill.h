@@ -24,11 +24,16 @@ struct Drill {
   std::vector<std::string> overrides;
 
   struct Launch {
-    int64_t nproc = 1;
+    int64_t nproc = 1;   ///< workers of each agent
+    int64_t agents = 1;  ///< key `agents`: so many agents on this machine, as if they were nodes
+    /// key `min_agents`: with so many left the job goes on; `agents` of them when absent, and then
+    /// each that is killed is replaced.
+    int64_t min_agents = 1;
     /// key `then_nproc`: when the faulted run has ended, its run goes on with so many workers.
     std::optional<int64_t> then_nproc;
     int64_t max_restarts = 0;
     Duration limit = 30min;  ///< key `limit`: the longest that one of the two runs may take
+    [[nodiscard]] int64_t world_size() const noexcept { return nproc * agents; }
   } launch;
 
   std::vector<Fault> faults;
@@ -36,6 +41,7 @@ struct Drill {
   /// A rank whose fault must be named: by all others that say anything, and in time.
   struct Named {
     int64_t global_rank = 0;
+    int64_t by = 1;                 ///< the least number of other ranks
     std::optional<Duration> limit;  ///< key `within: under 5 s`; since the last step that completed
   };
 

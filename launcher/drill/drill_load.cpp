@@ -81,11 +81,11 @@ class MapReader {
   bool is_map_ = true;
 };
 
-// "kill", "stop", "torn_write", "diverge", "exit 75" or "delay 2 s".
+// "kill", "kill_agent", "stop", "torn_write", "diverge", "exit 75" or "delay 2 s".
 Result<void> read_action(const YamlNode& node, Fault& fault) {
   const std::string text = MUSTER_TRY(read_text(node));
-  static const std::vector<std::string> kActions = {"kill", "stop",    "torn_write",
-                                                    "exit", "diverge", "delay"};
+  static const std::vector<std::string> kActions = {"kill",    "stop",       "torn_write", "exit",
+                                                    "diverge", "kill_agent", "delay"};
   const size_t blank = text.find(' ');
   const std::string action = text.substr(0, blank);
   YamlNode argument = node;
@@ -115,13 +115,15 @@ Result<void> read_action(const YamlNode& node, Fault& fault) {
     fault.action = Fault::Action::kStop;
   } else if (text == "torn_write") {
     fault.action = Fault::Action::kTornWrite;
+  } else if (text == "kill_agent") {
+    fault.action = Fault::Action::kKillAgent;
   } else if (text == "diverge") {
     fault.action = Fault::Action::kDiverge;
   } else {
-    return bad(
-        fmt::format("must be one of kill, stop, torn_write, diverge, exit STATUS, delay TIME; got "
-                    "{}{}",
-                    node.describe(), did_you_mean(action, kActions)));
+    return bad(fmt::format(
+        "must be one of kill, kill_agent, stop, torn_write, diverge, exit STATUS, delay TIME; got "
+        "{}{}",
+        node.describe(), did_you_mean(action, kActions)));
   }
   return {};
 }
@@ -153,6 +155,18 @@ void read_launch(const YamlNode& node, Drill::Launch& launch, YamlProblems& prob
     if (launch.nproc > 4096) return bad(fmt::format("must be at most 4096; got {}", launch.nproc));
     return {};
   });
+  reader.key("agents", [&](const YamlNode& value) -> Result<void> {
+    launch.agents = MUSTER_TRY(read_int_at_least(value, 1));
+    if (launch.agents > 64) return bad(fmt::format("must be at most 64; got {}", launch.agents));
+    return {};
+  });
+  launch.min_agents = launch.agents;
+  reader.key("min_agents", [&](const YamlNode& value) -> Result<void> {
+    launch.min_agents = MUSTER_TRY(read_int_at_least(value, 1));
+    if (launch.min_agents <= launch.agents) return {};
+    return bad(fmt::format("must be at most launch.agents; got {} of {}", launch.min_agents,
+                           launch.agents));
+  });
   reader.key("then_nproc", into(launch.then_nproc, int_at_least(1)));
   reader.key("max_restarts", into(launch.max_restarts, int_at_least(0)));
   reader.key("limit", into(launch.limit, read_duration));
@@ -165,9 +179,10 @@ Fault read_fault(const YamlNode& node, size_t index, const Drill::Launch& launch
   MapReader reader(fmt::format("faults[{}]", index), node, problems);
   reader.required("global_rank", [&](const YamlNode& value) -> Result<void> {
     const int64_t global_rank = MUSTER_TRY(read_int_at_least(value, 0));
-    if (global_rank >= launch.nproc) {
-      return bad(
-          fmt::format("must be below launch.nproc; got {} of {} ranks", global_rank, launch.nproc));
+    if (global_rank >= launch.world_size()) {
+      const char* limit = launch.agents == 1 ? "launch.nproc" : "launch.agents times launch.nproc";
+      return bad(fmt::format("must be below {}; got {} of {} ranks", limit, global_rank,
+                             launch.world_size()));
     }
     fault.global_rank = static_cast<int>(global_rank);
     return {};
@@ -177,7 +192,8 @@ Fault read_fault(const YamlNode& node, size_t index, const Drill::Launch& launch
   reader.required("do", [&](const YamlNode& value) { return read_action(value, fault); });
   reader.key("attempt", [&](const YamlNode& value) -> Result<void> {
     const int64_t attempt = MUSTER_TRY(read_int_at_least(value, 0));
-    if (attempt > launch.max_restarts) {
+    // Agents that come and go restart the job without being counted.
+    if (launch.agents == 1 && attempt > launch.max_restarts) {
       return bad(fmt::format("must be at most launch.max_restarts; got {} of {}", attempt,
                              launch.max_restarts));
     }
@@ -218,6 +234,7 @@ Drill::Named read_named(const YamlNode& node, YamlProblems& problems) {
   Drill::Named named;
   MapReader reader("expect.named", node, problems);
   reader.required("global_rank", into(named.global_rank, int_at_least(0)));
+  reader.key("by", into(named.by, int_at_least(1)));
   reader.key("within", into(named.limit, read_recovery));
   reader.finish();
   return named;

@@ -10,6 +10,7 @@
 #include "core/base/file_system.h"
 #include "core/base/text.h"
 #include "launcher/agent/random_id.h"
+#include "launcher/drill/agent_pool.h"
 #include "launcher/drill/progress.h"
 #include "launcher/drill/run_process.h"
 #include "launcher/recipe/recipe.h"
@@ -17,6 +18,7 @@
 namespace muster {
 namespace {
 constexpr Duration kCompareLimit = 5min;
+constexpr const char* kHostEndpoint = "127.0.0.1:0";
 
 // The line that is rewritten while a run goes on; plain lines, seldom, where there is no terminal.
 class ProgressDisplay {
@@ -63,6 +65,11 @@ class Runner {
     DrillEvidence& evidence = outcome.report.evidence;
     outcome.report.drill = drill_.source;
     evidence.steps = recipe.train.steps;
+    evidence.killed_agents =
+        std::count_if(drill_.faults.begin(), drill_.faults.end(), [this](const Fault& fault) {
+          return fault.action == Fault::Action::kKillAgent &&
+                 fault.global_rank >= drill_.launch.nproc;  // ranks of the first agent come first
+        });
     for (RunFacts* facts : {&evidence.reference, &evidence.faulted}) {
       const bool is_faulted = facts == &evidence.faulted;
       outcome.interrupted_by = MUSTER_TRY(run_once(recipe, is_faulted, *facts));
@@ -79,7 +86,11 @@ class Runner {
  private:
   // What only the recipe and the drill together can tell, before minutes are spent on it.
   Result<void> check(const Recipe& recipe) const {
-    MUSTER_TRY(check_recipe(recipe, static_cast<int>(drill_.launch.nproc)));
+    MUSTER_TRY(check_recipe(recipe, static_cast<int>(drill_.launch.world_size())));
+    if (drill_.launch.min_agents < drill_.launch.agents) {
+      MUSTER_TRY(
+          check_recipe(recipe, static_cast<int>(drill_.launch.nproc * drill_.launch.min_agents)));
+    }
     if (drill_.launch.then_nproc) {
       MUSTER_TRY(check_recipe(recipe, static_cast<int>(*drill_.launch.then_nproc)));
     }
@@ -101,14 +112,25 @@ class Runner {
     return {};
   }
 
+  // `endpoint` is where several agents meet; the one with port 0 hosts.
   std::vector<std::string> launch_command(const Recipe& recipe, const RunFacts& facts,
-                                          int64_t nproc) const {
+                                          int64_t nproc, const std::string& endpoint) const {
+    const Drill::Launch& launch = drill_.launch;
     std::vector<std::string> command = options_.launcher;
-    for (std::string part : {std::string("run"), std::string("--nproc-per-node"),
-                             std::to_string(nproc), std::string("--max-restarts"),
-                             std::to_string(drill_.launch.max_restarts), drill_.recipe}) {
+    for (std::string part :
+         {std::string("run"), std::string("--nproc-per-node"), std::to_string(nproc),
+          std::string("--max-restarts"), std::to_string(launch.max_restarts)}) {
       command.push_back(std::move(part));
     }
+    if (launch.agents > 1) {
+      for (std::string part :
+           {std::string("--nnodes"), fmt::format("{}:{}", launch.min_agents, launch.agents),
+            std::string("--rdzv-endpoint"), endpoint, std::string("--rdzv-conf"),
+            fmt::format("is_host={},last_call_timeout=30 s", endpoint == kHostEndpoint)}) {
+        command.push_back(std::move(part));
+      }
+    }
+    command.push_back(drill_.recipe);
     command.insert(command.end(), overrides_.begin(), overrides_.end());
     command.push_back("run.dir=" + facts.directory);
     // A folder that the recipe names would be shared by both runs.
@@ -138,17 +160,34 @@ class Runner {
       for (const StepRecord& step : steps) meter.saw(step, now_ns);
       if (!steps.empty()) display.show(meter.line());
     };
+    if (drill_.launch.agents > 1) changes.push_back("MUSTER_JOB_TOKEN=" + token_);
+    std::vector<std::string> of_others = environment_with(changes);
+    std::erase_if(of_others,
+                  [](const std::string& entry) { return entry.starts_with("MUSTER_EVENTS="); });
+    AgentPool others(
+        {.command = launch_command(recipe, facts, drill_.launch.nproc, "127.0.0.1:{port}"),
+         .environment = std::move(of_others),
+         .events_path = events_path,
+         .output_base = facts.directory,
+         .count = drill_.launch.agents - 1,
+         .replaces = drill_.launch.min_agents == drill_.launch.agents});
     const auto launch = [&](int64_t nproc, const std::string& log) {
-      return run_process({.command = launch_command(recipe, facts, nproc),
-                          .environment = environment_with(changes),
-                          .output_path = facts.directory + log,
-                          .limit = drill_.launch.limit,
-                          .watched_directory = facts.directory,
-                          .on_change = look});
+      ProcessRequest request{.command = launch_command(recipe, facts, nproc, kHostEndpoint),
+                             .environment = environment_with(changes),
+                             .output_path = facts.directory + log,
+                             .limit = drill_.launch.limit,
+                             .watched_directory = facts.directory,
+                             .on_change = look};
+      if (drill_.launch.agents > 1) {
+        request.with_loop = [&](EventLoop& loop) { return others.attach(loop); };
+      }
+      return run_process(request);
     };
     ProcessOutcome outcome = MUSTER_TRY(launch(drill_.launch.nproc, ".log"));
+    if (drill_.launch.agents > 1) facts.agents = others.finish();
     if (is_faulted && drill_.launch.then_nproc && outcome.interrupted_by == 0) {
-      changes.back() = "MUSTER_FAULTS";
+      std::replace(changes.begin(), changes.end(), "MUSTER_FAULTS=" + encode_faults(drill_.faults),
+                   std::string("MUSTER_FAULTS"));
       outcome = MUSTER_TRY(launch(*drill_.launch.then_nproc, ".resized.log"));
     }
     display.finish(meter.line());
@@ -215,7 +254,8 @@ class Runner {
   const Drill& drill_;
   const DrillOptions& options_;
   const std::string id_entry_;
-  std::vector<std::string> overrides_;  // the drill's, then the command line's
+  const std::string token_ = random_hex(32);  // that the agents of one run share
+  std::vector<std::string> overrides_;        // the drill's, then the command line's
 };
 }  // namespace
 

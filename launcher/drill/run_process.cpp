@@ -99,6 +99,7 @@ Result<ProcessOutcome> run_process(const ProcessRequest& request) {
     ::inotify_add_watch(changes.get(), request.watched_directory.c_str(),
                         IN_MODIFY | IN_CREATE | IN_MOVED_TO);
   }
+  if (request.with_loop) MUSTER_TRY(request.with_loop(loop));
   const pid_t pid = MUSTER_TRY(start(request));
   const UniqueFd exited(open_pidfd(pid));
 

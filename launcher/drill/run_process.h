@@ -12,6 +12,7 @@
 
 #include "core/base/result.h"
 #include "core/base/time.h"
+#include "launcher/agent/event_loop.h"
 
 namespace muster {
 
@@ -22,6 +23,8 @@ struct ProcessRequest {
   Duration limit{0};                     ///< SIGTERM after it, SIGKILL a grace later
   std::string watched_directory;         ///< "" = none
   std::function<void()> on_change;       ///< something in watched_directory was written
+  /// Told of the loop in which the process is waited for, before it is started.
+  std::function<Result<void>(EventLoop&)> with_loop{};
 };
 
 struct ProcessOutcome {

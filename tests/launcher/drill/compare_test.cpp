@@ -343,6 +343,9 @@ TEST(Judge, ARankIsNamedOnlyIfEveryOtherErrorNamesIt) {
   expect.named->limit = 400ms;  // 0.5 s passed since step 4
   EXPECT_THAT(failed(judge(expect, evidence)), ElementsAre("named in time"));
   expect.named->limit.reset();
+  expect.named->by = 3;
+  EXPECT_THAT(failed(judge(expect, evidence)), ElementsAre("rank named"));
+  expect.named->by = 1;
   read_incident(incident({{3, "something else"}}), evidence.faulted.records);
   EXPECT_THAT(failed(judge(expect, evidence)), ElementsAre("rank named"));
   expect.exit_status = 0;
