@@ -254,6 +254,45 @@ TEST(TcpStoreServer, AThousandIdleConnectionsCostLittle) {
   await_connections(*server, 1);
 }
 
+// Half of them never say a word, a quarter stops inside its first bytes, a quarter asks for a page.
+TEST(TcpStoreServer, TenThousandStrangersOrAllThatFitLeaveTheStoreAtWork) {
+  std::mutex mutex;
+  std::vector<std::string> reports;
+  TcpStoreServerOptions options;
+  options.required_token = "secret";
+  options.on_reject = [&](const std::string& text) {
+    const std::lock_guard lock(mutex);
+    reports.push_back(text);
+  };
+  static_cast<void>(raise_descriptor_limit(24000));
+  rlimit limit{};
+  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &limit), 0);
+  // Both ends are in this process.
+  const auto count = static_cast<int>(std::min<rlim_t>(10000, (limit.rlim_cur - 500) / 2));
+  const auto server = serve(std::move(options));
+  TcpStoreOptions client_options;
+  client_options.port = server->port();
+  client_options.token = "secret";
+  const auto store = TcpStore::open(client_options, Deadline::after(30s)).value();
+  std::vector<std::unique_ptr<RawClient>> strangers;
+  for (int i = 0; i < count; ++i) {
+    strangers.push_back(std::make_unique<RawClient>(server->port()));
+    if (i % 4 == 1) strangers.back()->send("GET / HTTP/1.1\r\nHost: here\r\n\r\n");
+    if (i % 4 == 3) strangers.back()->send(std::string(1, '\0'));
+    if (i % 500 == 0) {
+      ASSERT_EQ(store->add("n", 1).value(), i / 500 + 1);
+    }
+  }
+  ASSERT_OK(store->set("key", "value"));
+  EXPECT_EQ(store->get("key", Deadline::after(30s)).value(), "value");
+  EXPECT_LT(server->memory(), 64_MiB);
+  strangers.clear();
+  await_connections(*server, 1);
+  const std::lock_guard lock(mutex);
+  EXPECT_GE(reports.size(), 1U);
+  EXPECT_LE(reports.size(), 3U) << "one for each kind of reason, not one for each stranger";
+}
+
 TEST(TcpStoreServer, OneSetWakesAThousandWaiters) {
   ASSERT_TRUE(raise_descriptor_limit(4096));
   const auto server = serve();

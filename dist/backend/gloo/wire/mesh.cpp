@@ -20,7 +20,6 @@ constexpr uint64_t kWakeUp = 0;
 constexpr uint64_t kListener = 1;
 constexpr uint64_t kPeer = uint64_t{2} << 32;
 constexpr Duration kGoodbyeLimit = 1s;
-constexpr int kSocketNbytes = 4 << 20;
 
 std::string rank_key(const MeshOptions& options, int rank) {
   return fmt::format("{}/rank/{}", options.key_prefix, rank);
@@ -45,8 +44,6 @@ void set_connection_options(int fd) {
   ::setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &idle_s, sizeof(idle_s));
   ::setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &interval_s, sizeof(interval_s));
   ::setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &count, sizeof(count));
-  ::setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &kSocketNbytes, sizeof(kSocketNbytes));
-  ::setsockopt(fd, SOL_SOCKET, SO_RCVBUF, &kSocketNbytes, sizeof(kSocketNbytes));
 }
 }  // namespace
 

@@ -1,0 +1,49 @@
+// Backends by name.
+#include "dist/backends/backends.h"
+
+#include <gmock/gmock.h>
+
+#include "dist/store/hash_store.h"
+#include "tests/support/matchers.h"
+
+namespace muster {
+namespace {
+using testing::FailsWith;
+using ::testing::HasSubstr;
+
+BackendOptions alone(const std::string& master_addr = "") {
+  BackendOptions options;
+  options.store = std::make_shared<HashStore>();
+  options.master_addr = master_addr;
+  return options;
+}
+
+TEST(Backends, AreOpenedByTheNamesThatRecipesUse) {
+  EXPECT_THAT(backend_names(), ::testing::ElementsAre("shm", "gloo", "fake"));
+  for (const std::string& name : backend_names()) {
+    const auto backend = open_backend(name, alone(), Deadline::after(30s));
+    if (!backend.ok()) {
+      EXPECT_THAT(backend, FailsWith(ErrorCode::kUnimplemented, HasSubstr("left it out")));
+      continue;
+    }
+    EXPECT_EQ(backend.value()->name(), name);
+  }
+}
+
+TEST(Backends, AnUnknownNameIsRefusedWithThoseThatExist) {
+  EXPECT_THAT(open_backend("mpi", alone(), Deadline::after(1s)),
+              FailsWith(ErrorCode::kInvalidArgument, HasSubstr("shm, gloo, fake; got \"mpi\"")));
+}
+
+TEST(Backends, GlooBindsTheAddressThatLeadsToTheMaster) {
+  const BackendOptions options = alone("127.0.0.1");
+  const auto backend = open_backend("gloo", options, Deadline::after(30s));
+  if (!backend.ok() && backend.error().code() == ErrorCode::kUnimplemented) GTEST_SKIP();
+  ASSERT_OK(backend);
+  EXPECT_THAT(options.store->get("gloo/rank/0", Deadline::after(1s)).value(),
+              ::testing::EndsWith(" 127.0.0.1"));
+  EXPECT_THAT(open_backend("gloo", alone("no-such-host.invalid"), Deadline::after(5s)),
+              ::testing::Not(::testing::ResultOf([](const auto& r) { return r.ok(); }, true)));
+}
+}  // namespace
+}  // namespace muster
