@@ -89,7 +89,8 @@ TEST(LoadDrill, RefusesActionsThatMakeNoSense) {
   EXPECT_THAT(with_fault("do: delay 2"), FailsWith(kBad, HasSubstr("delay must have a time")));
   EXPECT_THAT(with_fault("do: torn_write"),
               FailsWith(kBad, HasSubstr("for torn_write; got \"train.step_end\"")));
-  EXPECT_THAT(with_fault("do: kill 9"), FailsWith(kBad, HasSubstr("must be one of kill, stop")));
+  EXPECT_THAT(with_fault("do: kill 9"),
+              FailsWith(kBad, HasSubstr("must be one of kill, kill_agent")));
 }
 
 TEST(LoadDrill, AllFaultsOfAFileAreToldAtOnce) {
