@@ -139,8 +139,18 @@ void GlooBackend::Group::advance_locked(Round& round) {
   if (round.num_announced < size() - 1) return;
   if (wire::is_inline(work->request_, size())) {
     std::vector<std::string_view> contributions;
-    for (const auto& announced : round.announced)
+    for (int peer = 0; peer < size(); ++peer) {
+      const auto& announced = round.announced[static_cast<size_t>(peer)];
       contributions.push_back(announced ? std::string_view(announced->inlined) : "");
+      const auto nbytes = static_cast<int64_t>(contributions.back().size());
+      const int64_t expected =
+          wire::expected_contribution_nbytes(work->request_, options_.group_rank, peer);
+      if (announced && nbytes != expected) {
+        return fail_locked(make_error(ErrorCode::kInternal, "{}: {} must give {} bytes; got {}",
+                                      work->descriptor().describe(), name_of(peer), expected,
+                                      nbytes));
+      }
+    }
     wire::run_inline(work->request_, options_.group_rank, contributions);
     return finish_locked(work, std::nullopt);
   }

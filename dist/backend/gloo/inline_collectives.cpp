@@ -68,6 +68,28 @@ std::string inline_contribution(const CollectiveRequest& request, int own_rank, 
   return {};
 }
 
+int64_t expected_contribution_nbytes(const CollectiveRequest& request, int own_rank, int peer) {
+  switch (request.descriptor.kind) {
+    case CollectiveKind::kAllReduce:
+    case CollectiveKind::kAllGather:
+      return request.inputs[0].nbytes();
+    case CollectiveKind::kReduceScatter:
+      return request.outputs[0].nbytes();
+    case CollectiveKind::kBroadcast:
+    case CollectiveKind::kScatter:
+      return peer == request.root ? request.outputs[0].nbytes() : 0;
+    case CollectiveKind::kReduce:
+    case CollectiveKind::kGather:
+      return own_rank == request.root ? request.inputs[0].nbytes() : 0;
+    case CollectiveKind::kBarrier:
+    case CollectiveKind::kAllToAll:
+    case CollectiveKind::kSend:
+    case CollectiveKind::kRecv:
+      break;
+  }
+  return 0;
+}
+
 void run_inline(const CollectiveRequest& request, int own_rank,
                 std::span<const std::string_view> contributions) {
   const auto own = static_cast<size_t>(own_rank);

@@ -15,6 +15,8 @@ inline constexpr int64_t kInlineNbytes = 4096;
 bool is_inline(const CollectiveRequest& request, int group_size);
 /// What this rank's announcement to `peer` carries.
 std::string inline_contribution(const CollectiveRequest& request, int own_rank, int peer);
+/// How many bytes `peer` must have put into its own to this rank.
+int64_t expected_contribution_nbytes(const CollectiveRequest& request, int own_rank, int peer);
 /// Does the operation; `contributions` by group rank, this rank's own entry unused.
 void run_inline(const CollectiveRequest& request, int own_rank,
                 std::span<const std::string_view> contributions);

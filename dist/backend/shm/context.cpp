@@ -107,6 +107,11 @@ Context::~Context() {
   }
 }
 
+void Context::keep(std::vector<Tensor> tensors) {
+  const std::lock_guard lock(kept_mutex_);
+  for (Tensor& tensor : tensors) kept_.push_back(std::move(tensor));
+}
+
 bool Context::has_ended(const Peer& peer) noexcept {
   if (peer.pidfd < 0) return false;
   pollfd entry{peer.pidfd, POLLIN, 0};

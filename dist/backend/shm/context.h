@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "core/tensor/shared_arena.h"
+#include "core/tensor/tensor.h"
 #include "dist/backend/shm/control.h"
 #include "dist/store/store.h"
 
@@ -59,6 +60,10 @@ class Context {
   [[nodiscard]] Store& store() noexcept { return *options_.store; }
   [[nodiscard]] const Options& options() const noexcept { return options_; }
 
+  /// Holds tensors of a failed operation to the end: peers may still read and write their memory.
+  /// @thread any
+  void keep(std::vector<Tensor> tensors);
+
   /// True once the process of `peer` has ended.
   [[nodiscard]] static bool has_ended(const Peer& peer) noexcept;
 
@@ -78,6 +83,8 @@ class Context {
   std::shared_ptr<SharedArena> own_arena_;
   std::vector<Peer> peers_;
   int spin_rounds_ = 0;
+  std::mutex kept_mutex_;
+  std::vector<Tensor> kept_;  // guarded by kept_mutex_; goes before the arena
 };
 
 }  // namespace muster::shm

@@ -65,6 +65,11 @@ void ShmWork::finish(std::optional<Error> error) {
     // Ranks that see nothing wrong between themselves would wait for this one.
     if (error->code() == ErrorCode::kMismatch) group_->post_notice(*error);
   }
+  if (error && stage_ != Stage::kNew) {
+    group_->context->keep(std::move(request_.inputs));
+    group_->context->keep(std::move(request_.outputs));
+    staged_ = nullptr;  // for the same reason it stays allocated
+  }
   error_ = std::move(error);
   release_stage();
   request_.inputs.clear();

@@ -188,6 +188,44 @@ TEST_P(ReportedCases, AnAbortIsToldToPeersThatWait) {
   });
 }
 
+TEST_P(ReportedCases, AnAbortAmidLargeTransfersLetsGoOfTheirMemory) {
+  run_ranks(2, [](RankContext& ctx) {
+    for (int round = 0; round < 8; ++round) {
+      const auto group =
+          ctx.group().subgroup(fmt::format("round{}", round), {0, 1}, ctx.deadline()).value();
+      std::vector<ProcessGroup::WorkPtr> works;
+      for (int i = 0; i < 3; ++i)
+        works.push_back(group->all_reduce(filled(1 << 20, 1), ReduceOp::kSum, true));
+      if (ctx.group_rank() == round % 2) group->abort("in the middle");
+      for (const auto& work : works) {
+        const Result<void> outcome = work->wait(ctx.deadline());
+        if (!outcome.ok()) {
+          EXPECT_THAT(outcome, FailsWith(ErrorCode::kAborted, HasSubstr("in the middle")));
+        }
+      }
+      static_cast<void>(filled(3 << 20, NAN));  // takes the memory
+    }
+    ASSERT_OK(ctx.group().barrier()->wait(ctx.deadline()));
+  });
+}
+
+RANK_BODY(reduces_until_it_fails) {
+  const Tensor x = filled(4 << 20, 1);
+  ctx.group().run(ctx.group().all_reduce(x));
+  ctx.hold_at("busy", false);
+  Result<void> outcome;
+  while (outcome.ok()) outcome = ctx.group().all_reduce(x)->wait(ctx.deadline());
+  ctx.report(outcome);
+}
+
+TEST_P(ReportedCases, AKillAmidLargeTransfersIsNamedByAllSurvivors) {
+  const auto world = spawn_ranks(3, "reduces_until_it_fails");
+  for (int rank = 0; rank < 3; ++rank) world->await_hold(rank, "busy");
+  world->kill(1, SIGKILL);
+  for (const int rank : {0, 2})
+    EXPECT_THAT(world->outcome(rank), FailsWith(ErrorCode::kPeerLost, HasSubstr("group rank 1")));
+}
+
 TEST_P(ReportedCases, BuffersLiveUntilAnAsyncOperationIsDone) {
   run_ranks(2, [](RankContext& ctx) {
     std::vector<std::pair<ProcessGroup::WorkPtr, Tensor>> flying;
