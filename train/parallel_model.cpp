@@ -7,7 +7,6 @@
 #include "core/autograd/autograd.h"
 #include "core/autograd/checkpoint.h"
 #include "core/ops/ops.h"
-#include "dist/parallel/models.h"
 #include "pipeline/schedule/generate.h"
 #include "train/model_zoo.h"
 
@@ -52,9 +51,11 @@ pipeline::Schedule schedule_of(const Recipe& recipe, int64_t num_microbatches) {
 
 std::vector<DeviceMesh::Axis> mesh_axes(const Recipe& recipe, int world_size) {
   const auto tp = static_cast<int>(recipe.mesh.tp), pp = static_cast<int>(recipe.mesh.pp);
+  const auto replicas = static_cast<int>(recipe.mesh.dp_replicate);
   std::vector<DeviceMesh::Axis> axes;
   if (pp > 1) axes.push_back({"pp", pp});
-  axes.push_back({"fsdp", world_size / (pp * tp)});
+  if (replicas > 1) axes.push_back({"dp_replicate", replicas});
+  axes.push_back({"fsdp", world_size / (pp * replicas * tp)});
   if (tp > 1) axes.push_back({"tp", tp});
   return axes;
 }
@@ -69,8 +70,9 @@ ParallelModel::~ParallelModel() = default;
 
 void ParallelModel::open_mesh(const std::shared_ptr<ProcessGroup>& world, Deadline deadline) {
   mesh_ = DeviceMesh::open(world, mesh_axes(recipe_, world->world_size()), deadline).value();
-  data_rank_ = coordinate("fsdp");
-  data_ranks_ = mesh_->group("fsdp")->world_size();
+  const int shards = mesh_->group("fsdp")->world_size();
+  data_rank_ = coordinate("dp_replicate") * shards + coordinate("fsdp");
+  data_ranks_ = static_cast<int>(recipe_.mesh.dp_replicate) * shards;
 }
 
 void ParallelModel::build_whole() {
@@ -79,8 +81,7 @@ void ParallelModel::build_whole() {
     model_ = make_model(recipe_.model);
   }
   if (has_axis("tp")) {
-    parallel::parallelize(*model_, mesh_->slice({"tp"}),
-                          {.sequence_parallel = recipe_.tp.sequence_parallel});
+    parallel::parallelize(*model_, mesh_->slice({"tp"}), tp_options());
   }
   shard(*model_, model_->block_names(), /*keeps_gathered=*/false);
 }
@@ -90,9 +91,16 @@ void ParallelModel::build_stages() {
   const int num_stages = ranks * static_cast<int>(recipe_.pipeline.stages_per_rank);
   for (int stage = coordinate("pp"); stage < num_stages; stage += ranks) {
     std::unique_ptr<StageModule>& module = stages_[stage];
+    std::unique_ptr<CausalLm> whole;
     {
       const DeviceGuard meta(kMetaDevice);
-      module = make_stage(*make_model(recipe_.model), stage, num_stages);
+      whole = make_model(recipe_.model);
+      module = make_stage(*whole, stage, num_stages);
+    }
+    if (has_axis("tp")) {
+      const MeshRef tp = mesh_->slice({"tp"});
+      parallel::parallelize_part(*module, *whole, tp, tp_options());
+      if (stage + 1 == num_stages) module->replace_loss(parallel::loss_of(*whole, tp));
     }
     tied_copies_.insert(module->tied_copies().begin(), module->tied_copies().end());
     shard(*module, module->block_names(), /*keeps_gathered=*/true);
@@ -107,7 +115,9 @@ void ParallelModel::shard(Module& module, const std::vector<std::string>& blocks
     for (const std::string& block : blocks)
       module.module_at(block).set_checkpoint(CheckpointOptions{});
   }
-  fsdp::Options options = fsdp_options(recipe_.fsdp, mesh_->slice({"fsdp"}));
+  std::vector<std::string> axes = {"fsdp"};
+  if (has_axis("dp_replicate")) axes.insert(axes.begin(), "dp_replicate");
+  fsdp::Options options = fsdp_options(recipe_.fsdp, mesh_->slice(axes));
   if (keeps_gathered && !options.reshard_after_forward) options.reshard_after_forward = false;
   for (const std::string& block : blocks) fsdp::fully_shard(module.module_at(block), options);
   roots_.push_back(fsdp::fully_shard(module, options));
@@ -141,13 +151,13 @@ int ParallelModel::coordinate(const std::string& axis) const {
 
 double ParallelModel::forward_backward(const std::vector<Microbatch>& microbatches,
                                        double denominator) {
-  return stages_.empty() ? run_whole(microbatches, denominator)
-                         : run_pipeline(microbatches, denominator);
+  const double loss_sum = stages_.empty() ? run_whole(microbatches, denominator)
+                                          : run_pipeline(microbatches, denominator);
+  // Ranks of one tp group have the same loss: one of them tells it.
+  return coordinate("tp") == 0 ? loss_sum : 0.0;
 }
 
 double ParallelModel::run_whole(const std::vector<Microbatch>& microbatches, double denominator) {
-  // Ranks of one tp group have the same loss: one of them tells it.
-  const double told = coordinate("tp") == 0 ? 1.0 : 0.0;
   double loss_sum = 0;
   for (size_t i = 0; i < microbatches.size(); ++i) {
     const Microbatch& microbatch = microbatches[i];
@@ -158,7 +168,7 @@ double ParallelModel::run_whole(const std::vector<Microbatch>& microbatches, dou
       if (uses_autocast()) autocast.emplace(DeviceType::kCpu, DType::kBF16);
       loss = model_->loss(microbatch.tokens, microbatch.targets).sum;
     }
-    loss_sum += told * microbatch.weight * detach(loss).item();
+    loss_sum += microbatch.weight * detach(loss).item();
     backward(mul(loss, microbatch.weight / denominator));
   }
   return loss_sum;
@@ -194,6 +204,10 @@ void ParallelModel::reduce_tied() {
   for (const fsdp::NamedShard& shard : shards_)
     if (shard.name == name) leaves.push_back(shard.param->local);
   reduce_tied_gradients(*mesh_->group("pp"), 0, static_cast<int>(recipe_.mesh.pp) - 1, leaves);
+}
+
+parallel::ModelOptions ParallelModel::tp_options() const {
+  return {.sequence_parallel = recipe_.tp.sequence_parallel};
 }
 
 bool ParallelModel::uses_autocast() const noexcept {

@@ -2,10 +2,11 @@
 /// The model of one rank on the recipe's mesh: staged by the pipeline, cut by tensor parallelism,
 /// sharded by FSDP.
 ///
-/// Mesh axes, outermost first: pp, fsdp, tp; those of size 1 are left out, except fsdp. Data
-/// differs along fsdp only: ranks of one tp group, and stages of one pipeline, work on the same
-/// samples. Shapes come first, on the meta device, then each rank makes its own pieces: no rank
-/// ever holds the whole model. Neither data nor optimizer nor records are its business.
+/// Mesh axes, outermost first: pp, dp_replicate, fsdp, tp; those of size 1 are left out, except
+/// fsdp. Data differs along dp_replicate and fsdp: ranks of one tp group, and stages of one
+/// pipeline, work on the same samples. Shapes come first, on the meta device, then each rank makes
+/// its own pieces: no rank ever holds the whole model. Neither data nor optimizer nor records are
+/// its business.
 
 #include <map>
 #include <memory>
@@ -15,6 +16,7 @@
 
 #include "core/nn/causal_lm.h"
 #include "dist/mesh/device_mesh.h"
+#include "dist/parallel/models.h"
 #include "fsdp/fully_shard.h"
 #include "launcher/recipe/recipe.h"
 #include "pipeline/runtime/pipeline.h"
@@ -66,6 +68,7 @@ class ParallelModel {
   double run_pipeline(const std::vector<Microbatch>& microbatches, double denominator);
   void reduce_tied();
   [[nodiscard]] bool uses_autocast() const noexcept;
+  [[nodiscard]] parallel::ModelOptions tp_options() const;
   double run_whole(const std::vector<Microbatch>& microbatches, double denominator);
   [[nodiscard]] int coordinate(const std::string& axis) const;
   [[nodiscard]] bool has_axis(const std::string& axis) const;

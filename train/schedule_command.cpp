@@ -31,7 +31,7 @@ struct Arguments {
   int microbatches = 0;
   int stages_per_rank = 2;
   std::vector<double> costs = {1, 1, 1};
-  std::string transport = "rendezvous";
+  std::string transport = "auto";
   bool match_by_order = false;
   bool lowered = false;
   bool as_csv = false;
@@ -117,7 +117,8 @@ CommandOutput check(const Arguments& arguments) {
   ValidateOptions options{.num_ranks = arguments.ranks,
                           .match_by_order = arguments.match_by_order,
                           .max_live = arguments.max_live};
-  if (arguments.transport == "buffered") options.transport = Transport::kBuffered;
+  const bool is_plan = arguments.transport == "auto" && is_executable_plan(*read);
+  if (arguments.transport == "buffered" || is_plan) options.transport = Transport::kBuffered;
   if (options.max_live.size() == 1) options.max_live.resize(read->rows.size(), options.max_live[0]);
   const std::vector<Fault> faults = find_faults(*read, options);
   if (!faults.empty()) {
@@ -149,6 +150,12 @@ CommandOutput check(const Arguments& arguments) {
       fmt::format("{}: ok, {} ranks, {} stages, {} microbatches{}\n{}", arguments.name,
                   read->num_ranks(), read->num_stages, read->num_microbatches,
                   read->has_messages() ? ", with messages" : "", timeline_text(*timeline));
+  if (is_plan && !find_faults(*read, {.transport = Transport::kRendezvous}).empty()) {
+    text +=
+        "note: its receives are deferred to where they are needed: it needs sends that do not "
+        "wait, "
+        "as muster's (--transport rendezvous refuses it)\n";
+  }
   if (!order.empty()) {
     text += fmt::format("note: only where messages have tags, as muster's do: {}\n",
                         to_string(order.front()));
@@ -244,9 +251,11 @@ void add_options(CLI::App& app, Arguments& arguments) {
   check->add_option("--stages", arguments.stages, "stages of the model")->required();
   check->add_option("--ranks", arguments.ranks, "ranks that there must be; default: the rows");
   check
-      ->add_option("--transport", arguments.transport,
-                   "rendezvous: a send waits for its receive (default); buffered: it does not")
-      ->check(CLI::IsMember({"rendezvous", "buffered"}));
+      ->add_option(
+          "--transport", arguments.transport,
+          "rendezvous: a send waits for its receive; buffered: it does not; auto (default): "
+          "buffered for plans with REDUCE_GRAD, which PyTorch runs so, else rendezvous")
+      ->check(CLI::IsMember({"auto", "rendezvous", "buffered"}));
   check->add_flag("--match-by-order", arguments.match_by_order,
                   "refuse receives in another order than the sends");
   check

@@ -232,7 +232,9 @@ void Trainer::write_tensorboard(const StepMetrics& metrics) {
                                                  {"train/grad_norm", metrics.grad_norm},
                                                  {"train/lr", metrics.lr},
                                                  {"train/tokens_per_s", metrics.tokens_per_s}};
-  tensorboard_->scalars(metrics.step, values).value();
+  const Result<void> written = tensorboard_->scalars(metrics.step, values);
+  if (!written.ok())
+    MUSTER_LOG(kWarn, "{}", written.error().what());  // a chart less, not a run less
 }
 
 void Trainer::report_slow(const SlowPeers& slow) {

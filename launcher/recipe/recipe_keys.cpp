@@ -96,7 +96,7 @@ void add_data_and_mesh(Rows& rows) {
   using Axes = R::Mesh;
   mesh("pp", at_least(1), "ranks that the layers are spread over, as pipeline stages",
        at<&R::mesh, &Axes::pp>);
-  mesh("dp_replicate", at_least(1), "replicas of the sharded model; only 1 so far",
+  mesh("dp_replicate", at_least(1), "copies of the sharded model, each on mesh.fsdp ranks",
        at<&R::mesh, &Axes::dp_replicate>);
   mesh("fsdp", at_least(-1), "ranks that share one sharded copy; -1 = all that are left",
        at<&R::mesh, &Axes::fsdp>);

@@ -64,12 +64,6 @@ void check_pipeline(const Recipe& recipe, std::vector<BrokenRule>& broken) {
                       fmt::format("must be 1 unless pipeline.schedule is interleaved_1f1b; got {}",
                                   pipeline.stages_per_rank)});
   }
-  if (recipe.mesh.pp > 1 && recipe.mesh.tp > 1) {
-    broken.push_back({{"mesh.tp", "mesh.pp"},
-                      fmt::format("must be 1 with mesh.pp above 1, stages cannot be split yet; got "
-                                  "tp {} and pp {}",
-                                  recipe.mesh.tp, recipe.mesh.pp)});
-  }
   const int64_t stages = recipe.mesh.pp * pipeline.stages_per_rank;
   if (recipe.mesh.pp > 1 && recipe.model.layers < stages) {
     broken.push_back({{"mesh.pp", "model.layers", "pipeline.stages_per_rank"},
@@ -87,20 +81,15 @@ void check_tensor_parallel(const Recipe& recipe, std::vector<BrokenRule>& broken
                       fmt::format("must divide the heads; got tp {}, heads {}, kv_heads {}", tp,
                                   recipe.model.heads, kv_heads)});
   }
-  if (recipe.tp.sequence_parallel && recipe.model.sequence % tp != 0) {
-    broken.push_back({{"mesh.tp", "model.sequence", "tp.sequence_parallel"},
-                      fmt::format("must divide model.sequence for tp.sequence_parallel; got tp {} "
-                                  "and sequence {}",
+  if (recipe.tp.sequence_parallel && recipe.mesh.pp > 1 && recipe.model.sequence % tp != 0) {
+    broken.push_back({{"mesh.tp", "model.sequence", "tp.sequence_parallel", "mesh.pp"},
+                      fmt::format("must divide model.sequence for tp.sequence_parallel in a "
+                                  "pipeline; got tp {} and sequence {}",
                                   tp, recipe.model.sequence)});
   }
 }
 
 void check_mesh(const Recipe& recipe, std::vector<BrokenRule>& broken) {
-  if (recipe.mesh.dp_replicate != 1) {
-    broken.push_back({{"mesh.dp_replicate"},
-                      fmt::format("must be 1, other values have no implementation yet; got {}",
-                                  recipe.mesh.dp_replicate)});
-  }
   if (recipe.mesh.fsdp == 0) {
     broken.push_back({{"mesh.fsdp"}, "must be -1 (all ranks) or at least 1; got 0"});
   }

@@ -282,4 +282,12 @@ Result<void> validate(const Schedule& schedule, const ValidateOptions& options) 
   if (faults.size() > 1) error.add_context(fmt::format("and {} faults more", faults.size() - 1));
   return error;
 }
+
+bool is_executable_plan(const Schedule& schedule) {
+  bool has_parameter_actions = false;
+  for (const PlacedAction& placed : placed_actions(schedule))
+    has_parameter_actions = has_parameter_actions || placed.action.kind == ActionKind::kReduceGrad;
+  return has_parameter_actions && schedule.has_messages();
+}
+
 }  // namespace muster::pipeline

@@ -31,6 +31,11 @@ struct ValidateOptions {
   bool forward_only = false;
 };
 
+/// True for a plan as PyTorch's runtime executes it: with messages, and with UNSHARD, RESHARD and
+/// REDUCE_GRAD. That runtime's sends do not wait, and it writes plans (with deferred receives) that
+/// would wait in a circle under rendezvous.
+[[nodiscard]] bool is_executable_plan(const Schedule& schedule);
+
 /// One place that is wrong.
 struct Fault {
   int rank = -1;      ///< -1: the schedule as a whole

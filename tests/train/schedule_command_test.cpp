@@ -125,5 +125,17 @@ TEST(ScheduleCommand, UsageErrorsExit64AndMissingFiles66) {
       66);
   EXPECT_THAT(run({"--help"}).out, AllOf(HasSubstr("validate"), HasSubstr("dual_pipe_v")));
 }
+
+TEST(ScheduleCommand, PlansThatPyTorchRunsMayNeedSendsThatDoNotWait) {
+  const ScheduleFile file(
+      "0UNSHARD,0F0,0SEND_F0,0F1,0SEND_F1,0RECV_B0,0B0,0RECV_B1,0B1,0REDUCE_GRAD,0RESHARD\n"
+      "1UNSHARD,1RECV_F0,1F0,1B0,1SEND_B0,1RECV_F1,1F1,1B1,1SEND_B1,1REDUCE_GRAD,1RESHARD\n");
+  const CommandOutput accepted = file.validate(2, 2);
+  EXPECT_EQ(accepted.status, 0) << accepted.err;
+  EXPECT_THAT(accepted.out, HasSubstr("needs sends that do not wait"));
+  const CommandOutput refused = file.validate(2, 2, {"--transport", "rendezvous"});
+  EXPECT_EQ(refused.status, 65);
+  EXPECT_THAT(refused.err, HasSubstr("0SEND_F1"));
+}
 }  // namespace
 }  // namespace muster

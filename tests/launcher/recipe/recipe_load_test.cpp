@@ -233,8 +233,6 @@ TEST(LoadRecipe, RulesBetweenKeysPointAtTheKeyThatWasSet) {
   EXPECT_THAT(with("optimizer: {betas: [0.9]}\n"), FailsWith(kBad, HasSubstr("two numbers")));
   EXPECT_THAT(with("optimizer: {betas: [0.9, 1]}\n"), FailsWith(kBad, HasSubstr("below 1; got 1")));
   EXPECT_THAT(with("optimizer: {momentum: 0.9}\n"), FailsWith(kBad, HasSubstr("adamw")));
-  EXPECT_THAT(with("mesh: {dp_replicate: 2}\n"),
-              FailsWith(kBad, HasSubstr("mesh.dp_replicate: must be 1")));
   EXPECT_THAT(with("mesh: {tp: 3}\n"),
               FailsWith(kBad, HasSubstr("must divide the heads; got tp 3")));
   EXPECT_THAT(with("mesh: {pp: 8}\n"),
