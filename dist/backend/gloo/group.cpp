@@ -184,8 +184,10 @@ void GlooBackend::Group::fail_locked(Error error) {
   for (const auto& [place, work] : receivers_) pending.push_back(work);
   receivers_.clear();
   for (const WorkRef& work : pending) finish_locked(work, failure_);
-  // Ranks that see nothing wrong between themselves would wait for this one.
-  if (failure_->code() == ErrorCode::kMismatch) post_notice(*failure_);
+  // Ranks that see nothing wrong between themselves would wait for this one; and who hears of a
+  // dead peer only by our leaving would name us.
+  const ErrorCode code = failure_->code();
+  if (code == ErrorCode::kMismatch || code == ErrorCode::kPeerLost) post_notice(*failure_);
 }
 
 void GlooBackend::Group::post_notice(const Error& error) {
@@ -212,11 +214,11 @@ void GlooBackend::Group::on_frame(int peer, const FrameHeader& header, const std
     if (header.kind == FrameKind::kNotice) {
       const auto code = static_cast<ErrorCode>(wire::from_bytes<uint32_t>(payload.data()));
       const std::string text = payload.substr(sizeof(uint32_t));
-      return fail_locked(code == ErrorCode::kMismatch
-                             ? make_error(code, "group {}: {} found that ranks diverged: {}",
-                                          options_.group_name, name_of(rank), text)
-                             : make_error(ErrorCode::kAborted, "group {}: {} aborted it: {}",
-                                          options_.group_name, name_of(rank), text));
+      const char* what = code == ErrorCode::kMismatch   ? "found that ranks diverged"
+                         : code == ErrorCode::kPeerLost ? "lost a peer"
+                                                        : "aborted it";
+      return fail_locked(
+          make_error(code, "group {}: {} {}: {}", options_.group_name, name_of(rank), what, text));
     }
     if (header.kind == FrameKind::kContract) {
       const auto head = wire::from_bytes<AnnouncementHead>(payload.data());
@@ -349,7 +351,12 @@ void GlooBackend::Group::run() {
     }
     lock.lock();
     if (error && !failure_) {
-      for (const auto& [rank, end] : gone_) error = lost_error(running_->descriptor(), rank, end);
+      for (const auto& [peer, end] : channel_->gone()) {
+        const int rank = group_rank_of(peer);
+        if (rank < 0) continue;
+        error = lost_error(running_->descriptor(), rank, end);
+        break;
+      }
       fail_locked(*error);
     }
     finish_locked(running_, error ? failure_ : std::nullopt);

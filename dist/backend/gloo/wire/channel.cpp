@@ -62,12 +62,7 @@ void Channel::attach(ChannelListener* listener) {
   listener_ = listener;
   for (const Kept& kept : kept_) listener->on_frame(kept.peer, kept.header, kept.payload);
   kept_.clear();
-  std::vector<std::pair<int, PeerEnd>> gone;
-  {
-    const std::lock_guard lock(mutex_);
-    gone = gone_;
-  }
-  for (const auto& [peer, end] : gone) listener->on_peer_gone(peer, end);
+  for (const auto& [peer, end] : gone()) listener->on_peer_gone(peer, end);
 }
 
 void Channel::detach() {
@@ -134,6 +129,11 @@ void Channel::fail() {
   const std::lock_guard lock(mutex_);
   is_failed_ = true;
   changed_.notify_all();
+}
+
+std::vector<std::pair<int, PeerEnd>> Channel::gone() {
+  const std::lock_guard lock(mutex_);
+  return gone_;
 }
 
 bool Channel::has_unfetched() {

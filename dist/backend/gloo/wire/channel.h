@@ -65,6 +65,8 @@ class Channel {
   bool wait(const std::vector<TransferPtr>& transfers, const std::function<bool()>& reached);
   /// Ends all waits, now and later.
   void fail();
+  /// The members that are gone, in order; a wait may end before the listener is told.
+  [[nodiscard]] std::vector<std::pair<int, PeerEnd>> gone();
   /// True while a peer that is there has not fetched a message whose memory is the channel's.
   [[nodiscard]] bool has_unfetched();
 
