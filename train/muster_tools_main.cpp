@@ -7,6 +7,7 @@
 #include "train/ckpt_command.h"
 #include "train/generate_command.h"
 #include "train/logits_command.h"
+#include "train/ops_command.h"
 #include "train/schedule_command.h"
 
 namespace {
@@ -23,6 +24,7 @@ constexpr Verb kVerbs[] = {
     {"generate", "continue a prompt with the model of a Hugging Face folder",
      muster::run_generate_command},
     {"logits", "write the logits of such a model into a file", muster::run_logits_command},
+    {"ops", "list operators and what is stated of each", muster::run_ops_command},
     {"schedule", "draw, prove and compare pipeline schedules", muster::run_schedule_command},
 };
 

@@ -38,9 +38,7 @@ constexpr std::array kVerbs = {
     Verb{"ckpt", "list, verify and print checkpoints", nullptr},
     Verb{"generate", "continue a prompt with a Hugging Face model", nullptr},
     Verb{"logits", "write the logits of such a model into a file", nullptr},
-    Verb{"ops", "list operators", nullptr},
-    Verb{"data", "look at training data", nullptr},
-    Verb{"estimate", "estimate memory and time of a recipe", nullptr},
+    Verb{"ops", "list operators and what is stated of each", nullptr},
     Verb{"schedule", "draw pipeline schedules", nullptr},
 };
 
