@@ -145,6 +145,8 @@ Error ShmBackend::Group::read_notice(int peer, const WorkDescriptor& what) const
     return make_error(code, "{}: {} found that ranks diverged: {}", what.describe(), name_of(peer),
                       reason);
   }
+  if (code == ErrorCode::kPeerLost)
+    return make_error(code, "{}: {} lost a peer: {}", what.describe(), name_of(peer), reason);
   return make_error(ErrorCode::kAborted, "{}: {} aborted the group: {}", what.describe(),
                     name_of(peer), reason);
 }

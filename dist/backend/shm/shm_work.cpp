@@ -62,8 +62,10 @@ void ShmWork::finish(std::optional<Error> error) {
   if (done()) return;
   if (error) {
     group_->fail(*error);
-    // Ranks that see nothing wrong between themselves would wait for this one.
-    if (error->code() == ErrorCode::kMismatch) group_->post_notice(*error);
+    // Ranks that see nothing wrong between themselves would wait for this one; and who hears of a
+    // dead peer only by our end would name us.
+    const ErrorCode code = error->code();
+    if (code == ErrorCode::kMismatch || code == ErrorCode::kPeerLost) group_->post_notice(*error);
   }
   if (error && stage_ != Stage::kNew) {
     group_->context->keep(std::move(request_.inputs));
