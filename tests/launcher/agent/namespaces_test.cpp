@@ -12,6 +12,8 @@
 
 namespace muster::testing {
 namespace {
+class NetworkNamespaces : public SeveralAgents {};
+
 using ::testing::HasSubstr;
 
 bool shell(const std::string& command) {
@@ -88,7 +90,7 @@ pid_t first_worker(MusterProcess& node, int world_size) {
   return event["pids"][0];
 }
 
-TEST(NetworkNamespaces, TheSameCommandMakesTwoHostsOneJobAndACutCableIsALostNode) {
+TEST_F(NetworkNamespaces, TheSameCommandMakesTwoHostsOneJobAndACutCableIsALostNode) {
   const TwoHosts hosts;
   if (!hosts.works()) GTEST_SKIP() << "no network namespaces here (root and `ip netns` needed)";
   const auto node = hosts.run(false, command("1:2"));  // comes first, and waits for its host

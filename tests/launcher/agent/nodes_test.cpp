@@ -10,6 +10,8 @@
 
 namespace muster::testing {
 namespace {
+class Nodes : public SeveralAgents {};
+
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Not;
@@ -39,7 +41,7 @@ void expect_end(Cluster& cluster, size_t index, int status) {
   EXPECT_THAT(cluster.processes(index), IsEmpty()) << "node " << index;
 }
 
-TEST(Nodes, TwoAgentsAreOneWorldAndEndTogether) {
+TEST_F(Nodes, TwoAgentsAreOneWorldAndEndTogether) {
   Cluster cluster("2");
   cluster.start_host(with({"--nproc-per-node", "2", "--rdzv-id", "job7"}));
   cluster.start_node(with({"--nproc-per-node", "2", "--rdzv-id", "job7"}));
@@ -60,7 +62,7 @@ TEST(Nodes, TwoAgentsAreOneWorldAndEndTogether) {
   expect_end(cluster, 1, 0);
 }
 
-TEST(Nodes, AKilledWorkerRestartsEveryNodeWhereverItWas) {
+TEST_F(Nodes, AKilledWorkerRestartsEveryNodeWhereverItWas) {
   Cluster cluster("2");
   cluster.start_host(with({"--nproc-per-node", "2", "--max-restarts", "2"}));
   cluster.start_node(with({"--nproc-per-node", "2", "--max-restarts", "2"}));
@@ -84,7 +86,7 @@ TEST(Nodes, AKilledWorkerRestartsEveryNodeWhereverItWas) {
   EXPECT_THAT(cluster.node(1).err(), HasSubstr("all 2 restarts are used"));
 }
 
-TEST(Nodes, AFailureThatNoRestartCanHelpEndsAllWithItsStatus) {
+TEST_F(Nodes, AFailureThatNoRestartCanHelpEndsAllWithItsStatus) {
   Cluster cluster("2");
   cluster.start_host(with({"--max-restarts", "5"}));
   cluster.start_node(with({"--max-restarts", "5"}));
@@ -97,7 +99,7 @@ TEST(Nodes, AFailureThatNoRestartCanHelpEndsAllWithItsStatus) {
   EXPECT_THAT(cluster.node(0).err(), HasSubstr("collateral"));
 }
 
-TEST(Nodes, AKilledNodeIsReplacedByFewerAndALateOneIsTakenIn) {
+TEST_F(Nodes, AKilledNodeIsReplacedByFewerAndALateOneIsTakenIn) {
   Cluster cluster("1:2", "last_call_timeout=20");
   cluster.start_host(with({"--nproc-per-node", "2"}));
   cluster.start_node(with({"--nproc-per-node", "2"}));
@@ -119,7 +121,7 @@ TEST(Nodes, AKilledNodeIsReplacedByFewerAndALateOneIsTakenIn) {
   EXPECT_THAT(cluster.processes(1), IsEmpty());
 }
 
-TEST(Nodes, AKilledAgentTakesItsOwnNodeOnly) {
+TEST_F(Nodes, AKilledAgentTakesItsOwnNodeOnly) {
   Cluster cluster("1:2", "last_call_timeout=20");
   cluster.start_host();
   MusterProcess& lost = cluster.start_node();
@@ -134,7 +136,7 @@ TEST(Nodes, AKilledAgentTakesItsOwnNodeOnly) {
   expect_end(cluster, 0, 0);
 }
 
-TEST(Nodes, BelowTheMinimumANewAgentIsAwaited) {
+TEST_F(Nodes, BelowTheMinimumANewAgentIsAwaited) {
   Cluster cluster("2");
   cluster.start_host();
   cluster.start_node();
@@ -150,7 +152,7 @@ TEST(Nodes, BelowTheMinimumANewAgentIsAwaited) {
   expect_end(cluster, 2, 0);
 }
 
-TEST(Nodes, ASpareTakesTheFreePlaceAtOnceAndEndsWithTheJob) {
+TEST_F(Nodes, ASpareTakesTheFreePlaceAtOnceAndEndsWithTheJob) {
   Cluster cluster("2");
   cluster.start_host();
   cluster.start_node();
@@ -167,14 +169,14 @@ TEST(Nodes, ASpareTakesTheFreePlaceAtOnceAndEndsWithTheJob) {
   for (const size_t index : {0, 2, 3}) expect_end(cluster, index, 0);
 }
 
-TEST(Nodes, WithoutANewAgentTheJobEndsAtTheDeadline) {
+TEST_F(Nodes, WithoutANewAgentTheJobEndsAtTheDeadline) {
   Cluster cluster("2", "join_timeout=1,lease=0.5");
   cluster.start_host();
   expect_end(cluster, 0, 75);
   EXPECT_THAT(cluster.node(0).err(), HasSubstr("1 of 2 nodes were there after 1 s"));
 }
 
-TEST(Nodes, WithoutTheHostEveryOtherNodeEndsAndSaysWhy) {
+TEST_F(Nodes, WithoutTheHostEveryOtherNodeEndsAndSaysWhy) {
   Cluster cluster("2");
   cluster.start_host(with({"--nproc-per-node", "2"}));
   cluster.start_node(with({"--nproc-per-node", "2"}));
@@ -184,7 +186,7 @@ TEST(Nodes, WithoutTheHostEveryOtherNodeEndsAndSaysWhy) {
   EXPECT_THAT(cluster.node(1).err(), HasSubstr("the host of the rendezvous is lost"));
 }
 
-TEST(Nodes, ASilentNodeIsLostAfterItsLeaseAndFencedWhenItWakes) {
+TEST_F(Nodes, ASilentNodeIsLostAfterItsLeaseAndFencedWhenItWakes) {
   Cluster cluster("1:2", "lease=1,last_call_timeout=20");
   cluster.start_host();
   MusterProcess& frozen = cluster.start_node();
@@ -202,7 +204,7 @@ TEST(Nodes, ASilentNodeIsLostAfterItsLeaseAndFencedWhenItWakes) {
   expect_end(cluster, 0, 0);
 }
 
-TEST(Nodes, OneThatIsToldToStopLeavesAndTheOthersGoOn) {
+TEST_F(Nodes, OneThatIsToldToStopLeavesAndTheOthersGoOn) {
   Cluster cluster("1:2", "last_call_timeout=20");
   cluster.start_host();
   cluster.start_node();
@@ -217,7 +219,7 @@ TEST(Nodes, OneThatIsToldToStopLeavesAndTheOthersGoOn) {
   expect_end(cluster, 0, 0);
 }
 
-TEST(Nodes, TheHostsSignalStopsAll) {
+TEST_F(Nodes, TheHostsSignalStopsAll) {
   Cluster cluster("2");
   cluster.start_host();
   cluster.start_node();
@@ -227,7 +229,7 @@ TEST(Nodes, TheHostsSignalStopsAll) {
   expect_end(cluster, 1, 128 + SIGTERM);
 }
 
-TEST(Nodes, UnevenNodesHaveContiguousRanks) {
+TEST_F(Nodes, UnevenNodesHaveContiguousRanks) {
   Cluster cluster("3");
   cluster.start_host(with({"--nproc-per-node", "3"}));
   cluster.start_node(with({"--nproc-per-node", "2", "--node-rank", "2"}));
@@ -241,7 +243,7 @@ TEST(Nodes, UnevenNodesHaveContiguousRanks) {
   for (const size_t index : {0, 1, 2}) expect_end(cluster, index, 128 + SIGTERM);
 }
 
-TEST(Nodes, OneThatCannotStartItsProgramEndsTheJobByName) {
+TEST_F(Nodes, OneThatCannotStartItsProgramEndsTheJobByName) {
   Cluster cluster("2");
   const TempDirectory directory;
   const std::string program = directory.file("env");

@@ -14,6 +14,8 @@
 
 namespace muster::testing {
 namespace {
+class Strangers : public SeveralAgents {};
+
 using ::testing::HasSubstr;
 using ::testing::Not;
 
@@ -38,7 +40,7 @@ std::vector<NodeRound> start_two(Cluster& cluster) {
   return cluster.await_rounds({0, 1}, 2);
 }
 
-TEST(Strangers, OneWithoutTheTokenIsRefusedAndLoggedOnce) {
+TEST_F(Strangers, OneWithoutTheTokenIsRefusedAndLoggedOnce) {
   Cluster cluster("2");
   const std::vector<NodeRound> rounds = start_two(cluster);
   const std::string wrong = "another token, long enough too";
@@ -56,7 +58,7 @@ TEST(Strangers, OneWithoutTheTokenIsRefusedAndLoggedOnce) {
   EXPECT_THAT(cluster.node(0).err(), Not(HasSubstr(wrong)));
 }
 
-TEST(Strangers, OptionsThatDifferAreRefusedWithBothValues) {
+TEST_F(Strangers, OptionsThatDifferAreRefusedWithBothValues) {
   Cluster cluster("2");
   const std::vector<NodeRound> rounds = start_two(cluster);
   MusterProcess& other_id =
@@ -76,7 +78,7 @@ TEST(Strangers, OptionsThatDifferAreRefusedWithBothValues) {
   expect_alive(cluster, rounds);
 }
 
-TEST(Strangers, ASecondNodeRankIsRefusedWithBothNodes) {
+TEST_F(Strangers, ASecondNodeRankIsRefusedWithBothNodes) {
   Cluster cluster("3");
   cluster.start_host();
   MusterProcess& first = cluster.start_node({.options = {"--node-rank", "1"}});
@@ -104,7 +106,7 @@ void send_text(const UniqueFd& fd, const std::string& text) {
   static_cast<void>(sent);  // the server may have closed already
 }
 
-TEST(Strangers, BytesThatAreNoMessagesDisturbNobody) {
+TEST_F(Strangers, BytesThatAreNoMessagesDisturbNobody) {
   Cluster cluster("2");
   const std::vector<NodeRound> rounds = start_two(cluster);
   std::mt19937 random(20240611);
@@ -125,7 +127,7 @@ TEST(Strangers, BytesThatAreNoMessagesDisturbNobody) {
   expect_alive(cluster, rounds);
 }
 
-TEST(Strangers, ATooShortTokenAndNoneAtAllAreWrongOptions) {
+TEST_F(Strangers, ATooShortTokenAndNoneAtAllAreWrongOptions) {
   const Outcome none = run_muster({"run", "--nnodes", "2", "--rdzv-backend", "c10d",
                                    "--rdzv-endpoint", "example.invalid:1", "--", "true"},
                                   {});
