@@ -1,6 +1,5 @@
 #include "train/parallel_model.h"
 
-#include <cmath>
 #include <optional>
 
 #include "core/autograd/autocast.h"
@@ -102,6 +101,7 @@ void ParallelModel::build_stages() {
       parallel::parallelize_part(*module, *whole, tp, tp_options());
       if (stage + 1 == num_stages) module->replace_loss(parallel::loss_of(*whole, tp));
     }
+    tied_parameters_.insert(module->tied_parameters().begin(), module->tied_parameters().end());
     tied_copies_.insert(module->tied_copies().begin(), module->tied_copies().end());
     shard(*module, module->block_names(), /*keeps_gathered=*/true);
   }
@@ -196,13 +196,9 @@ double ParallelModel::run_pipeline(const std::vector<Microbatch>& microbatches,
 
 // Both ends of the model hold a tied embedding and saw half of its gradient.
 void ParallelModel::reduce_tied() {
-  if (!recipe_.model.tie_embeddings) return;
-  const std::string name = recipe_.model.kind == Recipe::Model::Kind::kLlama
-                               ? "model.embed_tokens.weight"
-                               : "wte.weight";
   std::vector<Tensor> leaves;
   for (const fsdp::NamedShard& shard : shards_)
-    if (shard.name == name) leaves.push_back(shard.param->local);
+    if (tied_parameters_.contains(shard.name)) leaves.push_back(shard.param->local);
   reduce_tied_gradients(*mesh_->group("pp"), 0, static_cast<int>(recipe_.mesh.pp) - 1, leaves);
 }
 
@@ -219,11 +215,7 @@ double ParallelModel::grad_norm() {
   for (const fsdp::NamedShard& shard : shards_)
     if (!is_tied_copy(shard.name)) counted.push_back(shard);
   const double norm = fsdp::grad_norm(counted);
-  if (!has_axis("pp")) return norm;
-  const Tensor squares = from_vector(std::vector<double>{norm * norm});
-  ProcessGroup& stages = *mesh_->group("pp");
-  stages.run(stages.all_reduce(squares));
-  return std::sqrt(squares.item());
+  return has_axis("pp") ? norm_over_stages(*mesh_->group("pp"), norm) : norm;
 }
 
 void ParallelModel::zero_grad() {

@@ -81,7 +81,7 @@ class ParallelModel {
   std::map<int, std::unique_ptr<StageModule>> stages_;  // of this rank, by position in the model
   std::vector<fsdp::Handle> roots_;                     // of the model, or of each stage
   std::unique_ptr<pipeline::Pipeline> pipeline_;
-  std::set<std::string> tied_copies_;
+  std::set<std::string> tied_parameters_, tied_copies_;
   std::vector<fsdp::NamedShard> shards_;
 };
 

@@ -59,6 +59,7 @@ class GptStage final : public StageModule {
     } else if (needs_wte) {
       tied_copies_ = {"wte.weight"};
     }
+    if (needs_wte && config.tied_head) tied_parameters_ = {"wte.weight"};
     Folder& blocks = add_module<Folder>("h");
     for (int64_t i = part.first_block; i < part.last_block; ++i) {
       blocks_.push_back(&blocks.add<GptBlock>(std::to_string(i), config));
@@ -104,6 +105,7 @@ class LlamaStage final : public StageModule {
       embed_tokens_ = &body.add<Embedding>("embed_tokens", config.vocab_size, config.dim,
                                            InitSpec::normal(config.init_std));
       if (!part.is_first) tied_copies_ = {"model.embed_tokens.weight"};
+      if (config.tied_head) tied_parameters_ = {"model.embed_tokens.weight"};
     }
     Folder& layers = body.add<Folder>("layers");
     const auto rope = std::make_shared<RopeTable>(config.rope, config.head_size());

@@ -34,6 +34,10 @@ class StageModule : public Module {
   [[nodiscard]] const std::vector<std::string>& block_names() const noexcept {
     return block_names_;
   }
+  /// Parameters that the first and the last stage both hold: the embedding of a tied head.
+  [[nodiscard]] const std::vector<std::string>& tied_parameters() const noexcept {
+    return tied_parameters_;
+  }
   /// Parameters whose first copy lives on stage 0, if that is another stage: the embedding of a
   /// tied head. They count once, there: in the norm and in checkpoints.
   [[nodiscard]] const std::vector<std::string>& tied_copies() const noexcept {
@@ -47,6 +51,7 @@ class StageModule : public Module {
  protected:
   using Module::Module;
   std::vector<std::string> block_names_;
+  std::vector<std::string> tied_parameters_;
   std::vector<std::string> tied_copies_;
 
  private:
