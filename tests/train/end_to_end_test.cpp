@@ -115,5 +115,35 @@ TEST_F(EndToEnd, TensorBoardFilesComeWithTheirKey) {
   }
   EXPECT_EQ(files, 1);  // rank 0's
 }
+
+// The small forms of stop_worker.yaml, mismatch.yaml, slow_rank.yaml and resize.yaml.
+TEST_F(EndToEnd, AStoppedWorkerIsNamedByItsPeersAndReplaced) {
+  const Ended ended = drill("  - {global_rank: 2, step: 12, point: train.step_begin, do: stop}\n",
+                            "{restarts: 1, named: {global_rank: 2, by: 2}, resumed_from_step: 10, "
+                            "loss_curve: bit_identical}",
+                            "set: {dist.timeout: 5 s}\nlaunch: {nproc: 3, max_restarts: 1}");
+  EXPECT_EQ(ended.status, 0) << ended.output;
+}
+
+TEST_F(EndToEnd, ADivergedRankIsNamedOnAllRanksAndNotRestarted) {
+  const Ended ended = drill("  - {global_rank: 1, step: 7, point: train.all_reduce, do: diverge}\n",
+                            "{exit: 70, restarts: 0, named: {global_rank: 1, by: 2}}");
+  EXPECT_EQ(ended.status, 0) << ended.output;
+}
+
+TEST_F(EndToEnd, ASlowRankIsNamedAndNotEnded) {
+  const Ended ended =
+      drill("  - {global_rank: 2, step: 7, point: optimizer.before_step, do: delay 4 s}\n",
+            "{restarts: 0, slow_rank: 2, loss_curve: bit_identical}",
+            "set: {dist.slow_after: 2 s}\nlaunch: {nproc: 3}");
+  EXPECT_EQ(ended.status, 0) << ended.output;
+}
+
+TEST_F(EndToEnd, FewerRanksGoOnFromWhatMoreHadSaved) {
+  const Ended ended = drill("  - {global_rank: 2, step: 13, point: train.step_begin, do: kill}\n",
+                            "{resumed_from_step: 10}", "launch: {nproc: 3, then_nproc: 2}");
+  EXPECT_EQ(ended.status, 0) << ended.output;
+  EXPECT_THAT(ended.output, HasSubstr("was saved with digest"));
+}
 }  // namespace
 }  // namespace muster

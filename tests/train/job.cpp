@@ -49,10 +49,11 @@ Ended EndToEnd::run(const std::string& options, const std::string& overrides,
                            overrides));
 }
 
-Ended EndToEnd::drill(const std::string& faults, const std::string& expect) {
-  std::ofstream(directory_.file("drill.yaml"))
-      << "recipe: tiny.yaml\nlaunch: {nproc: 3, max_restarts: 2}\nfaults:\n"
-      << faults << "expect: " << expect << "\n";
+Ended EndToEnd::drill(const std::string& faults, const std::string& expect,
+                      const std::string& launch) {
+  std::ofstream(directory_.file("drill.yaml")) << "recipe: tiny.yaml\n"
+                                               << launch << "\nfaults:\n"
+                                               << faults << "expect: " << expect << "\n";
   return shell(fmt::format("{} drill --quiet --json {} {}", binary("muster"), dir("drill.json"),
                            dir("drill.yaml")));
 }

@@ -36,7 +36,8 @@ class EndToEnd : public ::testing::Test {
   Ended run(const std::string& options, const std::string& overrides = "",
             const std::string& environment = "");
   /// Runs a drill on three ranks, with its report in drill.json.
-  Ended drill(const std::string& faults, const std::string& expect);
+  Ended drill(const std::string& faults, const std::string& expect,
+              const std::string& launch = "launch: {nproc: 3, max_restarts: 2}");
   /// The objects of a file of JSON lines.
   static std::vector<json> lines(const std::string& path);
 
