@@ -1,3 +1,17 @@
+# What most tests include, compiled once for all of them. Tests are built for a short build, not for speed: -O1.
+function(muster_test_compilation target)
+  target_compile_options(${target} PRIVATE $<$<CONFIG:Release>:-O1> $<$<CXX_COMPILER_ID:GNU>:-fpch-preprocess -Winvalid-pch>)
+  target_link_libraries(${target} PRIVATE muster_test_support muster_warnings OpenMP::OpenMP_CXX)
+endfunction()
+
+function(muster_test_headers)
+  file(CONFIGURE OUTPUT muster_test_pch.cpp CONTENT "")
+  add_library(muster_test_pch OBJECT ${CMAKE_CURRENT_BINARY_DIR}/muster_test_pch.cpp)
+  muster_test_compilation(muster_test_pch)
+  target_precompile_headers(muster_test_pch PRIVATE
+    <functional> <map> <memory> <string> <vector> <fmt/format.h> <gmock/gmock.h> <gtest/gtest.h> <nlohmann/json.hpp>)
+endfunction()
+
 # muster_test(NAME FOLDER LAYERS... [LABEL label] [TIMEOUT seconds] [ALSO folders...]): one GoogleTest binary from all *_test.cpp
 # below tests/FOLDER and the ALSO folders (other *.cpp there are its helpers), with each case registered in CTest.
 function(muster_test name folder)
@@ -22,7 +36,9 @@ function(muster_test name folder)
     muster_target_name(${layer} target)
     list(APPEND links ${target})
   endforeach()
-  target_link_libraries(${name} PRIVATE ${links} muster_test_support muster_warnings)
+  target_link_libraries(${name} PRIVATE ${links})
+  muster_test_compilation(${name})
+  target_precompile_headers(${name} REUSE_FROM muster_test_pch)
   add_test(NAME ${name} COMMAND ${name})
   set_tests_properties(${name} PROPERTIES LABELS ${ARG_LABEL} TIMEOUT ${ARG_TIMEOUT})
 endfunction()

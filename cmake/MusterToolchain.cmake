@@ -8,6 +8,9 @@ if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
     -Wno-error=array-bounds -Wno-error=restrict -Wno-error=dangling-pointer -Wno-error=use-after-free -Wno-error=free-nonheap-object)
 endif()
 
+# -O3 is for kernels (CMakeLists.txt); elsewhere it costs build time and buys nothing.
+set(CMAKE_CXX_FLAGS_RELEASE "-O2 -DNDEBUG")
+
 # Call sites in messages are paths from the source tree's root.
 add_compile_options(-fmacro-prefix-map=${CMAKE_SOURCE_DIR}/=)
 
@@ -18,7 +21,9 @@ endif()
 
 find_program(MUSTER_CCACHE ccache)
 if(MUSTER_CCACHE)
-  set(CMAKE_CXX_COMPILER_LAUNCHER ${CMAKE_COMMAND} -E env CCACHE_NOHASHDIR=1 ${MUSTER_CCACHE})
+  # The sloppiness is what ccache asks for where precompiled headers are used (tests).
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${CMAKE_COMMAND} -E env CCACHE_NOHASHDIR=1 CCACHE_SLOPPINESS=pch_defines,time_macros
+    ${MUSTER_CCACHE})
 endif()
 
 find_program(MUSTER_LLD ld.lld)
