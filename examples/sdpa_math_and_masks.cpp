@@ -41,5 +41,6 @@ int main() {
       scaled_dot_product_attention(last_query, k, v, {.causal = CausalAlignment::kLowerRight});
   MUSTER_ASSERT(is_close(upper_left, slice(masked, 2, 0, 1)), "upper left: key 0 alone");
   MUSTER_ASSERT(is_close(cached_last, slice(reference, 2, 0, 1)), "lower right: both keys");
+  MUSTER_ASSERT(!is_close(upper_left, cached_last), "and the two must differ");
   fmt::print("one query, two keys: upper-left causal sees key 0; cached-last sees both\n");
 }

@@ -4,6 +4,12 @@
 #include "core/ops/ops.h"
 
 namespace muster {
+namespace {
+struct ForgetAtExit {
+  Tensor& tensor;
+  ~ForgetAtExit() { tensor.reset(); }
+};
+}  // namespace
 
 void KeyValueCache::open(int64_t capacity) {
   MUSTER_CHECK(capacity > 0, ErrorCode::kInvalidArgument,
@@ -35,10 +41,31 @@ std::pair<Tensor, Tensor> KeyValueCache::append(const Tensor& key, const Tensor&
   return {narrow(keys_, 1, 0, end), narrow(values_, 1, 0, end)};
 }
 
+LossSum CausalLm::loss_of(const Tensor& logits, const Tensor& targets) const {
+  return replaced_loss_ ? replaced_loss_(logits, targets)
+                        : cross_entropy_sum_count(logits, targets);
+}
+
 LossSum CausalLm::loss(const Tensor& tokens, const Tensor& targets) {
-  const Tensor logits = (*this)(tokens);
-  const Tensor rows = reshape(logits, {-1, logits.size(-1)}), classes = reshape(targets, {-1});
-  return replaced_loss_ ? replaced_loss_(rows, classes) : cross_entropy_sum_count(rows, classes);
+  const Tensor classes = reshape(targets, {-1});
+  if (loss_chunk_ == 0) {
+    const Tensor logits = (*this)(tokens);
+    return loss_of(reshape(logits, {-1, logits.size(-1)}), classes);
+  }
+  const ForgetAtExit forget{chunk_targets_};
+  chunk_targets_ = classes;
+  const Tensor pair = (*this)(tokens);
+  return {select(pair, 0, 0), detach(select(pair, 0, 1))};
+}
+
+Tensor CausalLm::finish(const Tensor& hidden,
+                        const std::function<Tensor(const Tensor& hidden)>& head) {
+  if (!chunk_targets_.defined()) return head(hidden);
+  const Tensor rows = reshape(hidden, {-1, hidden.size(-1)});
+  const LossSum loss = chunked_loss(
+      rows, chunk_targets_, loss_chunk_,
+      [this, head](const Tensor& x, const Tensor& targets) { return loss_of(head(x), targets); });
+  return stack({loss.sum, detach(loss.count)});  // one tensor, as modules return
 }
 
 void CausalLm::open_cache(int64_t capacity) {

@@ -43,6 +43,11 @@ class CausalLm : public Module {
   using LossFunction = std::function<LossSum(const Tensor& logits, const Tensor& targets)>;
   void replace_loss(LossFunction loss) { replaced_loss_ = std::move(loss); }
 
+  /// loss() then makes the logits of so many positions at a time, and once more in backward, so
+  /// that [B, T, vocab_size] is never in memory; 0 (the default): of all at once. Where positions
+  /// are not all on this rank (sequence shards) it must stay 0.
+  void set_loss_chunk(int64_t positions) noexcept { loss_chunk_ = positions; }
+
   /// Dotted names of the transformer blocks, in order: what sharding wraps and pipelines cut.
   [[nodiscard]] virtual std::vector<std::string> block_names() = 0;
 
@@ -54,8 +59,15 @@ class CausalLm : public Module {
   using Module::Module;
   /// Of every attention module, in order.
   [[nodiscard]] virtual std::vector<KeyValueCache*> caches() = 0;
+  /// The last line of compute(): logits of `hidden` by `head`, or, inside loss() with a chunk, the
+  /// loss. Keeps the head between the hooks of this module, which gather its weights.
+  Tensor finish(const Tensor& hidden, const std::function<Tensor(const Tensor& hidden)>& head);
 
  private:
+  [[nodiscard]] LossSum loss_of(const Tensor& logits, const Tensor& targets) const;
+
+  int64_t loss_chunk_ = 0;
+  Tensor chunk_targets_;  // of the pass under way, inside loss() with a chunk
   LossFunction replaced_loss_;
 };
 

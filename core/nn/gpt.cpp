@@ -50,10 +50,9 @@ Tensor CausalSelfAttention::compute(const Tensor& input) {
 
 GptMlp::GptMlp(const GptConfig& config)
     : Module("GptMlp"),
-      c_fc_(add_module<Linear>("c_fc",
-                               projection(config, config.dim, config.mlp_ratio * config.dim))),
-      c_proj_(add_module<Linear>(
-          "c_proj", residual_projection(config, config.mlp_ratio * config.dim, config.dim))),
+      c_fc_(add_module<Linear>("c_fc", projection(config, config.dim, config.mlp_width()))),
+      c_proj_(add_module<Linear>("c_proj",
+                                 residual_projection(config, config.mlp_width(), config.dim))),
       dropout_(add_module<Dropout>("dropout", config.dropout)) {}
 
 Tensor GptMlp::compute(const Tensor& input) {
@@ -102,7 +101,9 @@ Tensor Gpt::compute(const Tensor& tokens) {
   Tensor x = drop_(add(wte_(tokens), wpe_(positions)));
   for (Module* block : h_) x = (*block)(x);
   x = ln_f_(x);
-  return lm_head_ == nullptr ? linear(x, wte_.weight()) : (*lm_head_)(x);
+  return finish(x, [this](const Tensor& hidden) {
+    return lm_head_ == nullptr ? linear(hidden, wte_.weight()) : (*lm_head_)(hidden);
+  });
 }
 
 GptBlock& Gpt::block(size_t i) { return static_cast<GptBlock&>(h_[i]); }

@@ -17,11 +17,16 @@ struct GptConfig {
   int64_t layers = 12;
   int64_t heads = 12;
   int64_t mlp_ratio = 4;  ///< width of the MLP in multiples of dim
+  int64_t mlp_dim = 0;    ///< width of the MLP; 0: mlp_ratio * dim
   double dropout = 0.0;   ///< of embeddings, attention weights and residual branches
   double layer_norm_eps = 1e-5;
   bool tied_head = true;  ///< logits use wte.weight; else lm_head.weight
   bool bias = true;
   double init_std = 0.02;  ///< residual projections: divided by sqrt(2 * layers)
+
+  [[nodiscard]] int64_t mlp_width() const noexcept {
+    return mlp_dim > 0 ? mlp_dim : mlp_ratio * dim;
+  }
 };
 
 /// Attention over earlier positions. @shape [B, T, dim] -> [B, T, dim]

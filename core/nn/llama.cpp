@@ -127,8 +127,10 @@ Llama::Llama(const LlamaConfig& config)
 Tensor Llama::compute(const Tensor& tokens) {
   MUSTER_CHECK(tokens.ndim() == 2, ErrorCode::kInvalidArgument,
                "Llama: tokens must be [batch, length]; got {}", tokens);
-  const Tensor x = model_(tokens);
-  return lm_head_ == nullptr ? linear(x, model_.embed_tokens().weight()) : (*lm_head_)(x);
+  return finish(model_(tokens), [this](const Tensor& hidden) {
+    return lm_head_ == nullptr ? linear(hidden, model_.embed_tokens().weight())
+                               : (*lm_head_)(hidden);
+  });
 }
 
 std::vector<std::string> Llama::block_names() {

@@ -28,6 +28,9 @@ std::vector<double> rope_frequencies(const RopeConfig& config, int64_t dim) {
                "rope: the number of features must be even and theta above 0; got {} and {}", dim,
                config.theta);
   const bool is_llama3 = config.scaling == RopeConfig::Scaling::kLlama3;
+  const bool is_linear = config.scaling == RopeConfig::Scaling::kLinear;
+  MUSTER_CHECK(!is_linear || config.factor > 0, ErrorCode::kInvalidArgument,
+               "rope: linear scaling needs a factor above 0; got {}", config.factor);
   MUSTER_CHECK(!is_llama3 || (config.factor > 0 && config.low_freq_factor > 0 &&
                               config.high_freq_factor > config.low_freq_factor &&
                               config.original_max_positions > 0),
@@ -40,7 +43,8 @@ std::vector<double> rope_frequencies(const RopeConfig& config, int64_t dim) {
   for (int64_t i = 0; i < dim; i += 2) {
     const double plain =
         1.0 / std::pow(config.theta, static_cast<double>(i) / static_cast<double>(dim));
-    frequencies.push_back(is_llama3 ? llama3_frequency(config, plain) : plain);
+    const double scaled = is_linear ? plain / config.factor : plain;
+    frequencies.push_back(is_llama3 ? llama3_frequency(config, plain) : scaled);
   }
   return frequencies;
 }

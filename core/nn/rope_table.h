@@ -18,6 +18,7 @@ namespace muster {
 struct RopeConfig {
   enum class Scaling : uint8_t {
     kNone,
+    kLinear,  ///< every frequency divided by `factor`: positions are interpolated
     kLlama3,  ///< low frequencies divided by `factor`, high ones kept, a ramp between
   };
   double theta = 10000.0;  ///< base: frequency i is theta^(-2i / dim)
@@ -30,7 +31,7 @@ struct RopeConfig {
 
 /// Radians per position of each pair of features; `dim` features turn.
 /// @error kInvalidArgument an odd dim, or a scaling that makes no sense
-/// @source transformers 5.24, ROPE_INIT_FUNCTIONS "default" and "llama3"
+/// @source transformers 5.24, ROPE_INIT_FUNCTIONS "default", "linear" and "llama3"
 std::vector<double> rope_frequencies(const RopeConfig& config, int64_t dim);
 
 class RopeTable {

@@ -5,6 +5,7 @@
 /// owns the denominator and gradients depend neither on microbatches nor on layout.
 
 #include <cstdint>
+#include <functional>
 
 #include "core/tensor/tensor.h"
 
@@ -40,6 +41,31 @@ struct LossSum {
 };
 LossSum cross_entropy_sum_count(const Tensor& input, const Tensor& target,
                                 const CrossEntropyOptions& options = {});
+
+struct LinearCrossEntropyOptions {
+  Tensor linear_bias = {};  ///< [C]
+  CrossEntropyOptions loss = {};
+  int64_t chunk = 1024;  ///< rows whose logits are made at a time; 0: all
+};
+
+/// cross_entropy(linear(input, linear_weight, linear_bias), target) without all logits in memory:
+/// chunks of rows get theirs one after the other, and once more in backward, which costs a third
+/// more products. Gradients of weights are sums over chunks.
+/// @shape input [.., K], linear_weight [C, K], target [..] i64 @error as cross_entropy and linear
+/// @source torch.nn.functional.linear_cross_entropy
+Tensor linear_cross_entropy(const Tensor& input, const Tensor& linear_weight, const Tensor& target,
+                            const LinearCrossEntropyOptions& options = {},
+                            Reduction reduction = Reduction::kMean);
+
+/// A loss of some rows and their targets.
+using RowsLoss = std::function<LossSum(const Tensor& rows, const Tensor& targets)>;
+/// The loss of all rows from that of each chunk of them, computed again in backward. `loss` must do
+/// the same work both times. @shape rows [N, ..], targets [N] @error kInvalidArgument chunk < 0
+LossSum chunked_loss(const Tensor& rows, const Tensor& targets, int64_t chunk,
+                     const RowsLoss& loss);
+/// Calls `body` with chunks of rows and targets, in order; once, with none, where there are none.
+void for_each_chunk(const Tensor& rows, const Tensor& targets, int64_t chunk,
+                    const std::function<void(const Tensor& rows, const Tensor& targets)>& body);
 
 /// Negative log likelihood: input holds log-probabilities. Shapes as cross_entropy.
 Tensor nll_loss(const Tensor& input, const Tensor& target, const Tensor& weight = {},
