@@ -19,10 +19,17 @@ using Action = Decision::Action;
 
 // How long the other nodes may take to say that they know of the job's end.
 constexpr Duration kAcknowledgeLimit = 2s;
-constexpr Duration kLastWordsLimit = 500ms;
 
 int64_t cause_rank_of(const JobView& view, const Decision& decision) {
   return decision.cause ? view.exits[*decision.cause].global_rank : -1;
+}
+
+// Not when nodes come, and not when the job is told to stop.
+bool has_lost_node(const JobView& view, const Decision& decision) {
+  return !decision.cause && !view.stop_signal &&
+         std::any_of(view.nodes.begin(), view.nodes.end(), [](const NodeView& node) {
+           return node.is_in_round && !node.gone_because.empty();
+         });
 }
 
 TimePoint failure_time_of(const JobView& view, const Decision& decision) {
@@ -61,12 +68,16 @@ Agent::~Agent() {
 
 void Agent::host_rendezvous() {
   const JobSpec& spec = node_.plan().spec;
-  coordinator_ = std::make_unique<Coordinator>(*link_,
-                                               Coordinator::Options{.token = spec.rendezvous.token,
-                                                                    .run_id = spec.run_id,
-                                                                    .own = node_options(spec),
-                                                                    .policy = spec.policy.nodes},
-                                               view_, real_clock().now());
+  coordinator_ = std::make_unique<Coordinator>(
+      *link_,
+      Coordinator::Options{
+          .token = spec.rendezvous.token,
+          .run_id = spec.run_id,
+          .own = node_options(spec),
+          .policy = spec.policy.nodes,
+          .on_exit = [this](const NodeView& node,
+                            const RankExit& exit) { note_exit_elsewhere(node, exit); }},
+      view_, real_clock().now());
   node_.loop().add(link_->ready_fd(), EPOLLIN,
                    [this](uint32_t) { coordinator_->take_events(real_clock().now()); });
   beats_ = open_beat_timer(spec.policy.nodes.lease / kBeatsPerLease);
@@ -127,6 +138,21 @@ void Agent::describe(nlohmann::ordered_json& json) const {
                              {"in_round", node.is_in_round},
                              {"gone", node.gone_because}});
   }
+}
+
+// By this machine's clock, so that one file tells the times of all nodes.
+void Agent::note_exit_elsewhere(const NodeView& node, const RankExit& exit) {
+  nlohmann::ordered_json fields = {{"t_ns", exit.at.time_since_epoch().count()},
+                                   {"rank", exit.global_rank},
+                                   {"node", node.options.name}};
+  if (exit.exit.signal != 0) {
+    fields["signal"] = signal_name(exit.exit.signal);
+  } else {
+    fields["status"] = exit.exit.status;
+  }
+  fields["class"] = to_string(exit.exit.exit_class());
+  fields["told"] = nullptr;
+  node_.events().emit("worker_exit", fields);
 }
 
 void Agent::note(const Decision& decision) {
@@ -194,7 +220,9 @@ void Agent::restart(const Decision& decision) {
         {.grace_ns = decision.grace.count(), .cause_rank = cause_rank, .reason = decision.reason});
   }
   node_.stop(SIGTERM, decision.grace, failure_time_of(view_, decision));
-  node_.report(decision, cause_rank, false);
+  node_.report({.decision = decision,
+                .cause_rank = cause_rank,
+                .is_node_lost = has_lost_node(view_, decision)});
   node_.forget_attempt();
   if (decision.cause && view_.exits[*decision.cause].exit.exit_class() == ExitClass::kData) {
     ++view_.data_restarts;
@@ -223,7 +251,10 @@ int Agent::give_up(const Decision& decision) {
       decision.cause && view_.exits[*decision.cause].exit.exit_class() == ExitClass::kBug;
   if (is_bug) node_.await_own_ends(kLastWordsLimit);
   node_.stop(signal, decision.grace, failure_time_of(view_, decision));
-  node_.report(decision, cause_rank, true);
+  node_.report({.decision = decision,
+                .cause_rank = cause_rank,
+                .is_final = true,
+                .is_node_lost = has_lost_node(view_, decision)});
   if (!has_workers) MUSTER_LOG(kError, "{}", decision.reason);
   return finish(decision.exit_status);
 }

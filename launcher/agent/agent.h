@@ -36,6 +36,7 @@ class Agent {
   int give_up(const Decision& decision);
   int finish(int exit_status);
   void await_acknowledgements();
+  void note_exit_elsewhere(const NodeView& node, const RankExit& exit);
   void note(const Decision& decision);
   void describe(nlohmann::ordered_json& json) const;
 
@@ -49,6 +50,9 @@ class Agent {
   int64_t generation_ = 0;
   std::string last_reason_;
 };
+
+/// How long ranks that have diverged may take to tell their sides of it.
+inline constexpr Duration kLastWordsLimit = 500ms;
 
 /// A timer that is readable every `period`. @error throws kIo
 UniqueFd open_beat_timer(Duration period);

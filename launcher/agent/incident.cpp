@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <nlohmann/json.hpp>
 
@@ -48,6 +49,12 @@ void put_exit(ordered_json& json, const WorkerExit& exit) {
   if (exit.oom_killed) json["memory_limit"] = true;
 }
 
+std::string error_path(const Incident& incident, const Worker& worker) {
+  const std::string folder =
+      worker_log_dir(*incident.plan, incident.info.attempt, worker.local_rank);
+  return folder.empty() ? "" : folder + "/error.json";
+}
+
 ordered_json describe_rank(const Incident& incident, const Worker& worker) {
   const Worker* cause = cause_of(incident);
   ordered_json json;
@@ -60,9 +67,7 @@ ordered_json describe_rank(const Incident& incident, const Worker& worker) {
   if (cause != nullptr && worker.exit) {
     json["ms_after_cause"] = milliseconds(worker.ended_at - cause->ended_at);
   }
-  const std::string folder =
-      worker_log_dir(*incident.plan, incident.info.attempt, worker.local_rank);
-  const ErrorFile error = read_error_file(folder.empty() ? "" : folder + "/error.json");
+  const ErrorFile error = read_error_file(error_path(incident, worker));
   if (error.found) json["error"] = {{"message", error.message}, {"stack", error.stack}};
   if (&worker == cause || error.found) {
     json["stdout"] = incident.logs->last_lines(worker.local_rank, 0, kLastLines);
@@ -103,6 +108,21 @@ std::string how_it_ended(const Worker& worker) {
   return text;
 }
 
+std::string record_text(const Incident& incident) {
+  return describe(incident).dump(2, ' ', false, ordered_json::error_handler_t::replace) + "\n";
+}
+
+// True where it was written; false where `path` is there already.
+Result<bool> write_new_file(const std::string& path, const std::string& text) {
+  const UniqueFd fd(::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644));
+  if (!fd.is_open() && errno == EEXIST) return false;
+  if (!fd.is_open() ||
+      ::write(fd.get(), text.data(), text.size()) != static_cast<ssize_t>(text.size())) {
+    return make_error(ErrorCode::kIo, "incident record {}: {}", path, errno_text(errno));
+  }
+  return true;
+}
+
 void append_last_lines(std::string& text, const Incident& incident, int rank) {
   for (const int stream : {1, 0}) {
     const std::vector<std::string> lines = incident.logs->last_lines(rank, stream, kShownLines);
@@ -116,18 +136,24 @@ void append_last_lines(std::string& text, const Incident& incident, int rank) {
 }  // namespace
 
 Result<std::string> write_incident(const std::string& directory, const Incident& incident) {
-  const std::string text =
-      describe(incident).dump(2, ' ', false, ordered_json::error_handler_t::replace) + "\n";
+  const std::string text = record_text(incident);
   for (int number = 0;; ++number) {
     const std::string path = fmt::format("{}/incident-{}.json", directory, number);
-    const UniqueFd fd(::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644));
-    if (!fd.is_open() && errno == EEXIST) continue;
-    if (!fd.is_open() ||
-        ::write(fd.get(), text.data(), text.size()) != static_cast<ssize_t>(text.size())) {
-      return make_error(ErrorCode::kIo, "incident record {}: {}", path, errno_text(errno));
-    }
-    return path;
+    if (MUSTER_TRY(write_new_file(path, text))) return path;
   }
+}
+
+Result<std::string> write_node_record(const std::string& directory, const Incident& incident) {
+  const std::string path = fmt::format("{}/incident-generation{}-node{}.json", directory,
+                                       incident.info.generation, incident.info.place.group_rank);
+  if (MUSTER_TRY(write_new_file(path, record_text(incident)))) return path;
+  return make_error(ErrorCode::kIo, "incident record {}: is there already", path);
+}
+
+bool has_error_files(const Incident& incident) {
+  return std::any_of(incident.workers->begin(), incident.workers->end(), [&](const Worker& worker) {
+    return read_error_file(error_path(incident, worker)).found;
+  });
 }
 
 std::string incident_summary(const Incident& incident, const std::string& record) {
@@ -146,9 +172,7 @@ std::string incident_summary(const Incident& incident, const std::string& record
                         worker.pid, when, role_of(incident, worker), how_it_ended(worker));
   }
   if (cause != nullptr) {
-    const std::string folder =
-        worker_log_dir(*incident.plan, incident.info.attempt, cause->local_rank);
-    const ErrorFile error = read_error_file(folder.empty() ? "" : folder + "/error.json");
+    const ErrorFile error = read_error_file(error_path(incident, *cause));
     if (error.found) {
       text += fmt::format("  error of global rank {}: {}\n", global_rank_of(incident, *cause),
                           trim(error.message));
@@ -199,9 +223,7 @@ void pass_on_error_file(const Incident& incident) {
     if (entry.starts_with(kName)) target = entry.substr(kName.size());
   }
   if (cause == nullptr || target.empty()) return;
-  const std::string folder =
-      worker_log_dir(*incident.plan, incident.info.attempt, cause->local_rank);
-  const Result<std::string> text = read_text(real_file_system(), folder + "/error.json");
+  const Result<std::string> text = read_text(real_file_system(), error_path(incident, *cause));
   if (!text.ok()) return;
   ordered_json json = ordered_json::parse(*text, nullptr, /*allow_exceptions=*/false);
   if (!json.is_object()) json = {{"message", *text}};

@@ -33,6 +33,14 @@ struct Incident {
 /// @error kIo
 Result<std::string> write_incident(const std::string& directory, const Incident& incident);
 
+/// Writes `directory`/incident-generation<g>-node<group rank>.json, which adds this node's ranks to
+/// a record that another node has written; returns the path.
+/// @error kIo
+Result<std::string> write_node_record(const std::string& directory, const Incident& incident);
+
+/// True when a worker of this node said something about its own failure.
+bool has_error_files(const Incident& incident);
+
 /// The table for stderr. `record` is the path of the record, "" without one.
 std::string incident_summary(const Incident& incident, const std::string& record);
 

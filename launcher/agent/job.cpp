@@ -79,6 +79,7 @@ int run_node_of_several(LocalNode& node) {
   RendezvousLink opened = open_rendezvous(spec.rendezvous).value();
   if (!opened.is_host) {
     const std::string host = fmt::format("{}:{}", spec.rendezvous.host, spec.rendezvous.port);
+    node.events().open_file(plan.node_events_path).value();
     node.events().emit("rendezvous", {{"role", "node"}, {"host", host}});
     return MemberAgent(node, std::move(opened.link), host).run();
   }
@@ -89,6 +90,7 @@ int run_node_of_several(LocalNode& node) {
   }
   plan.token = worker_token(spec.rendezvous.token, spec.run_id);
   if (spec.is_recipe) claim_run_dir(plan).value();
+  node.events().open_file(plan.events_path).value();
   MUSTER_LOG(kInfo, "hosting the rendezvous of job {} at {}:{}", spec.run_id, spec.rendezvous.host,
              opened.link->port());
   node.events().emit("rendezvous", {{"role", "host"}, {"port", opened.link->port()}});
@@ -145,6 +147,15 @@ int run_node(LocalNode& node) {
                      .signals = family.signals}));
 }
 
+// With several nodes the file depends on who hosts: it is opened when that is known.
+Result<EventLog> open_events(const JobPlan& plan) {
+  if (plan.events_path.empty()) return EventLog();
+  if (plan.events_path != plan.node_events_path && !plan.spec.rendezvous.host.empty()) {
+    return EventLog::waiting();
+  }
+  return EventLog::open(plan.events_path);
+}
+
 void tell_once(const JobPlan& plan) {
   const JobSpec& spec = plan.spec;
   const std::vector<std::string> replaced = overridden_names(plan.inherited);
@@ -182,8 +193,7 @@ Result<int> run_job(const JobSpec& spec) {
                spec.local_world_size);
   open_standard_descriptors();
   const JobPlan plan = MUSTER_TRY(make_job_plan(spec));
-  EventLog events;
-  if (!spec.events_path.empty()) events = MUSTER_TRY(EventLog::open(spec.events_path));
+  EventLog events = MUSTER_TRY(open_events(plan));
   tell_once(plan);
 
   ::signal(SIGPIPE, SIG_IGN);

@@ -73,7 +73,8 @@ struct JobSpec {
   } rendezvous;
   std::vector<int> stop_signals;  ///< stop the job; forwarded to the workers
   std::string signals_to_handle;  ///< the same as torchrun's text, for the workers
-  std::string events_path;        ///< of machine-readable events; "" = none
+  /// Of machine-readable events; "" = agent_events.jsonl in the run folder of a recipe, else none.
+  std::string events_path;
 };
 
 /// Runs the job to its end and returns the exit status for the launcher: 0, the error table's

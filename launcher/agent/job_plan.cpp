@@ -79,6 +79,22 @@ Result<int64_t> reserve_generations(const std::string& run_dir, int64_t count) {
 
 bool has_several_nodes(const JobSpec& spec) { return !spec.rendezvous.host.empty(); }
 
+// Of this node among those that share a folder; which rank it will have is not known yet.
+std::string node_folder_name(const JobSpec& spec) {
+  std::string name = node_options(spec).name;
+  std::replace(name.begin(), name.end(), ':', '-');
+  return name;
+}
+
+void plan_events(JobPlan& plan) {
+  const JobSpec& spec = plan.spec;
+  plan.events_path = plan.node_events_path = spec.events_path;
+  if (!spec.events_path.empty() || !spec.is_recipe) return;
+  plan.events_path = path_join(plan.run_dir, "agent_events.jsonl");
+  plan.node_events_path =
+      path_join(plan.run_dir, fmt::format("agent_events.{}.jsonl", node_folder_name(spec)));
+}
+
 Result<void> plan_folders(JobPlan& plan) {
   const JobSpec& spec = plan.spec;
   if (spec.is_recipe) {
@@ -100,9 +116,7 @@ Result<void> plan_folders(JobPlan& plan) {
   } else if (spec.is_recipe) {
     plan.log_dir = path_join(plan.run_dir, "logs");
     if (has_several_nodes(spec)) {
-      // Agents may share the folder, and which rank a node will have is not known yet.
-      plan.log_dir = path_join(plan.log_dir, node_options(spec).name);
-      std::replace(plan.log_dir.begin(), plan.log_dir.end(), ':', '-');
+      plan.log_dir = path_join(plan.log_dir, node_folder_name(spec));
     }
     MUSTER_TRY(move_old_logs_aside(plan.log_dir));
     MUSTER_TRY(make_writable_directory(plan.log_dir));
@@ -173,6 +187,7 @@ Result<JobPlan> make_job_plan(const JobSpec& spec) {
   plan.token = random_hex(16);
   plan.token_id = random_hex(8);
   MUSTER_TRY(plan_folders(plan));
+  plan_events(plan);
   plan.threads_per_worker = std::max(1, allowed_cores() / spec.local_world_size);
   for (char** entry = environ; *entry != nullptr; ++entry) plan.inherited.emplace_back(*entry);
   return plan;

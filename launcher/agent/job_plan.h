@@ -18,6 +18,8 @@ struct JobPlan {
   std::string log_dir;           ///< holds attempt_<n>/<local rank>/; "" = no files
   std::string run_dir;           ///< MUSTER_RUN_DIR, absolute; "" = none
   std::string incident_dir;      ///< holds incident-<n>.json; "" = none
+  std::string events_path;       ///< of the agent that decides; "" = no events
+  std::string node_events_path;  ///< of an agent that obeys one on another node
   std::string temporary_dir;     ///< removed after a success in which nothing was logged; "" = none
   bool write_files = false;      ///< all streams go to files, selected or not
   std::string token;             ///< secret of the job, 32 hexadecimal digits

@@ -211,11 +211,12 @@ void LocalNode::sweep() {
   ::_exit(finish(exit_status(ErrorCode::kInternal), info_.attempt));
 }
 
-void LocalNode::report(const Decision& decision, int64_t cause_rank, bool is_final) {
+void LocalNode::report(const Verdict& verdict) {
   if (!has_started_ || group_ == nullptr) return;
+  const int64_t cause_rank = verdict.cause_rank;
   Incident incident{.plan = &plan_,
                     .info = info_,
-                    .decision = decision,
+                    .decision = verdict.decision,
                     .cause_rank = -1,
                     .cause_elsewhere = -1,
                     .workers = &group_->workers(),
@@ -226,21 +227,25 @@ void LocalNode::report(const Decision& decision, int64_t cause_rank, bool is_fin
                        local_rank < static_cast<int64_t>(group_->workers().size());
   if (is_here) incident.cause_rank = static_cast<int>(local_rank);
   if (!is_here) incident.cause_elsewhere = cause_rank;
-  std::string record;
-  if (is_here && !plan_.incident_dir.empty()) {
-    const Result<std::string> written = write_incident(plan_.incident_dir, incident);
-    if (written.ok()) {
-      record = incident_path_ = *written;
-      events_.emit("incident", {{"path", record}});
-      plan_.temporary_dir.clear();
-    } else {
-      MUSTER_LOG(kError, "{}", written.error().what());
-    }
-  }
-  if (is_final) {
-    MUSTER_LOG(kError, "{}", incident_summary(incident, record));
+  const std::string path = record(incident, is_here || verdict.is_node_lost);
+  if (verdict.is_final) {
+    MUSTER_LOG(kError, "{}", incident_summary(incident, path));
     pass_on_error_file(incident);
   }
+}
+
+std::string LocalNode::record(const Incident& incident, bool is_numbered) {
+  if (plan_.incident_dir.empty() || !(is_numbered || has_error_files(incident))) return "";
+  const Result<std::string> written = is_numbered ? write_incident(plan_.incident_dir, incident)
+                                                  : write_node_record(plan_.incident_dir, incident);
+  if (!written.ok()) {
+    MUSTER_LOG(kError, "{}", written.error().what());
+    return "";
+  }
+  incident_path_ = *written;
+  events_.emit("incident", {{"path", *written}});
+  plan_.temporary_dir.clear();
+  return *written;
 }
 
 void LocalNode::forget_attempt() {

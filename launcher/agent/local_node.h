@@ -67,8 +67,17 @@ class LocalNode {
   /// Takes the rest of the grace away.
   void kill_now() { kill_now_ = true; }
 
-  /// Writes the incident record of the attempt that was stopped, and for a job that ends the table.
-  void report(const Decision& decision, int64_t cause_rank, bool is_final);
+  /// Why an attempt was stopped, and who says so.
+  struct Verdict {
+    Decision decision;
+    int64_t cause_rank = -1;    ///< global; -1 when it was no rank
+    bool is_final = false;      ///< the job ends with it
+    bool is_node_lost = false;  ///< a whole node was lost, and this one decides what follows
+  };
+  /// Writes the incident record of the attempt that was stopped: a numbered one on the node of the
+  /// cause, or for a lost node on the one that decides; one beside it on every other node whose
+  /// ranks had something to say. For a job that ends the table, too.
+  void report(const Verdict& verdict);
   /// Forgets the attempt, before the next one.
   void forget_attempt();
   /// The end of the job on this node: the rest of the output, what became of the logs.
@@ -76,6 +85,7 @@ class LocalNode {
 
  private:
   Result<void> make_folders_and_pipes();
+  [[nodiscard]] std::string record(const Incident& incident, bool is_numbered);
   [[nodiscard]] std::string status_text() const;
   void on_signals();
   void on_signal(int signal);

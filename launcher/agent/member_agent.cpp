@@ -111,7 +111,7 @@ void MemberAgent::obey(const message::Stop& stop) {
   Decision decision;
   decision.action = Decision::Action::kRestartGroup;
   decision.reason = stop.reason;
-  node_.report(decision, stop.cause_rank, false);
+  node_.report({.decision = decision, .cause_rank = stop.cause_rank});
   node_.forget_attempt();
   member_.send(message::Stopped{stop.generation});
 }
@@ -119,12 +119,14 @@ void MemberAgent::obey(const message::Stop& stop) {
 int MemberAgent::obey(const message::End& end) {
   member_.send(message::Ended{});
   const int signal = end.signal == 0 ? SIGTERM : static_cast<int>(end.signal);
+  const WorkerExit first{.status = static_cast<int>(end.exit_status)};
+  if (first.exit_class() == ExitClass::kBug) node_.await_own_ends(kLastWordsLimit);
   node_.stop(signal, Duration(end.grace_ns), real_clock().now());
   if (end.exit_status != 0) {
     Decision decision;
     decision.action = Decision::Action::kGiveUp;
     decision.reason = end.reason;
-    node_.report(decision, end.cause_rank, true);
+    node_.report({.decision = decision, .cause_rank = end.cause_rank, .is_final = true});
     if (node_.workers() == nullptr) MUSTER_LOG(kError, "{}", end.reason);
   }
   close_link();

@@ -10,6 +10,7 @@
 
 #include "core/base/file_system.h"
 #include "launcher/cli/commands.h"
+#include "launcher/cli/parse_line.h"
 #include "launcher/drill/drill.h"
 #include "launcher/drill/drill_runner.h"
 #include "launcher/drill/report.h"
@@ -101,21 +102,30 @@ Result<int> run(const Arguments& arguments) {
 }  // namespace
 
 int drill_command(std::span<char*> args) {
-  CLI::App app("Runs a recipe twice, in peace and under faults, and compares.", "muster drill");
+  CLI::App app(
+      "Runs a recipe twice, in peace and while workers or agents fail at named places, and checks\n"
+      "that the second run recovered as the drill file says. configs/drills/ has examples,\n"
+      "docs/drills.md the keys.",
+      "muster drill");
   Arguments arguments;
-  app.add_option("file", arguments.file, "drill file")->required();
-  app.add_option("overrides", arguments.overrides,
-                 "section.key=value or ~section.key of the recipe");
-  app.add_option("--json", arguments.json_path, "write the report to this file");
-  app.add_option("--keep", arguments.keep, "keep the folders of both runs here");
+  app.add_option("file", arguments.file, "drill file")->required()->type_name("FILE");
+  app.add_option(
+         "overrides", arguments.overrides,
+         "section.key=value or ~section.key of the recipe, for both runs: dist.backend=gloo")
+      ->type_name("KEY=VALUE");
+  app.add_option("--json", arguments.json_path, "write the report to this file as JSON, too")
+      ->type_name("FILE");
+  app.add_option(
+         "--keep", arguments.keep,
+         "keep the folders of both runs in this one; without it they are removed, but after a "
+         "failure")
+      ->type_name("DIR");
   app.add_flag("--quiet", arguments.quiet, "no progress line");
-  std::vector<std::string> reversed(args.rbegin(), args.rend());  // CLI11 takes them from the back
-  try {
-    app.parse(reversed);
-  } catch (const CLI::ParseError& error) {
-    const int status = app.exit(error);
-    return status == 0 ? 0 : exit_status(ErrorCode::kInvalidArgument);
-  }
+  app.footer(
+      "exit status: 0 every check holds; 1 one does not; 64 wrong options; 78 wrong drill or "
+      "recipe;\n"
+      "128+n when signal n stopped it.");
+  if (const std::optional<int> status = parse_line(app, args)) return *status;
   try {
     const Result<int> status = run(arguments);
     return status.ok() ? *status : fail(status.error());

@@ -20,6 +20,7 @@
 #include "launcher/agent/unique_fd.h"
 #include "launcher/cli/commands.h"
 #include "launcher/cli/job_finder.h"
+#include "launcher/cli/parse_line.h"
 
 namespace muster {
 namespace {
@@ -269,13 +270,7 @@ int logs_command(std::span<char*> args) {
       ->check(CLI::NonNegativeNumber);
   auto* err = app.add_flag("--stderr", arguments.only_stderr, "stderr only");
   app.add_flag("--stdout", arguments.only_stdout, "stdout only")->excludes(err);
-  std::vector<std::string> reversed(args.rbegin(), args.rend());  // CLI11 takes them from the back
-  try {
-    app.parse(reversed);
-  } catch (const CLI::ParseError& error) {
-    const int status = app.exit(error);
-    return status == 0 ? 0 : exit_status(ErrorCode::kInvalidArgument);
-  }
+  if (const std::optional<int> status = parse_line(app, args)) return *status;
   const Result<void> done = catch_error([&] { run(arguments).value(); });
   if (done.ok()) return 0;
   fmt::print(stderr, "{}\n", done.error().what());

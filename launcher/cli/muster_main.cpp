@@ -35,17 +35,18 @@ constexpr std::array kVerbs = {
     Verb{"recipe", "check, explain and print recipes", recipe_command},
     Verb{"drill", "run a recipe under injected faults and check the recovery", drill_command},
     Verb{"report", "write one HTML file that shows a run", report_command},
-    Verb{"ckpt", "list, verify and print checkpoints", nullptr},
+    Verb{"ckpt", "list, verify, digest and compare checkpoints", nullptr},
     Verb{"generate", "continue a prompt with a Hugging Face model", nullptr},
     Verb{"logits", "write the logits of such a model into a file", nullptr},
     Verb{"ops", "list operators and what is stated of each", nullptr},
-    Verb{"schedule", "draw pipeline schedules", nullptr},
+    Verb{"schedule", "draw, prove and compare pipeline schedules", nullptr},
 };
 
 void print_help(std::FILE* to) {
   std::fputs("usage: muster VERB [argument ...]\n\n", to);
   for (const Verb& verb : kVerbs) std::fprintf(to, "  %-10s %s\n", verb.name, verb.help);
   std::fputs(
+      "\nA first run: muster run configs/recipes/gpt_text_single.yaml train.steps=20\n"
       "\nmuster VERB --help tells more. Any other verb runs the program muster-VERB that lies\n"
       "beside this one. muster --version prints the version.\n",
       to);

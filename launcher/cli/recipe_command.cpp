@@ -3,11 +3,13 @@
 
 #include <CLI/CLI.hpp>
 #include <cstdio>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "core/base/text.h"
 #include "launcher/cli/commands.h"
+#include "launcher/cli/parse_line.h"
 #include "launcher/recipe/recipe.h"
 #include "launcher/recipe/recipe_keys.h"
 
@@ -86,13 +88,7 @@ int recipe_command(std::span<char*> args) {
   diff_app->add_option("b", arguments.other_file, "recipe file")->required();
   CLI::App* keys_app = app.add_subcommand("keys", "print the table of all keys, as Markdown");
 
-  std::vector<std::string> reversed(args.rbegin(), args.rend());  // CLI11 takes them from the back
-  try {
-    app.parse(reversed);
-  } catch (const CLI::ParseError& error) {
-    const int status = app.exit(error);
-    return status == 0 ? 0 : exit_status(ErrorCode::kInvalidArgument);
-  }
+  if (const std::optional<int> status = parse_line(app, args)) return *status;
   if (check_app->parsed()) return check(arguments);
   if (show_app->parsed()) return show(arguments);
   if (diff_app->parsed()) return compare(arguments);

@@ -2,12 +2,14 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "core/base/file_system.h"
 #include "core/base/units.h"
 #include "launcher/cli/commands.h"
+#include "launcher/cli/parse_line.h"
 #include "launcher/report/page.h"
 
 namespace muster {
@@ -48,20 +50,19 @@ int report_command(std::span<char*> args) {
                "muster report");
   Arguments arguments;
   app.add_option("run_dir", arguments.directory, "folder of a run (run.dir of its recipe)")
-      ->required();
+      ->required()
+      ->type_name("DIR");
   app.add_option("-o,--output", arguments.output,
-                 "file to write, \"-\" for stdout; RUN_DIR/report.html when not given");
+                 "file to write, \"-\" for stdout; run_dir/report.html when not given")
+      ->type_name("FILE");
   app.add_option("--events", arguments.agent_events,
-                 "file that `muster run --events` wrote; RUN_DIR/agent_events.jsonl and "
-                 "RUN_DIR.agent_events.jsonl are found");
-  app.add_flag("--json", arguments.as_json, "write the page's data only");
-  std::vector<std::string> reversed(args.rbegin(), args.rend());  // CLI11 takes them from the back
-  try {
-    app.parse(reversed);
-  } catch (const CLI::ParseError& error) {
-    const int status = app.exit(error);
-    return status == 0 ? 0 : exit_status(ErrorCode::kInvalidArgument);
-  }
+                 "the launcher's events, where `muster run --events` put them elsewhere than "
+                 "run_dir/agent_events.jsonl")
+      ->type_name("FILE");
+  app.add_flag("--json", arguments.as_json,
+               "write the page's data only, to run_dir/report.json when -o is not given");
+  app.footer("The page is complete in itself, and can be made while the run goes.");
+  if (const std::optional<int> status = parse_line(app, args)) return *status;
   const Result<void> done = run(arguments);
   if (done.ok()) return 0;
   fmt::print(stderr, "{}\n", done.error().what());

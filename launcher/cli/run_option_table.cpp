@@ -28,8 +28,9 @@ constexpr std::array kOptions = {
         .note = ""},
     RunOption{.name = "nproc-per-node",
               .value_name = "N",
-              .help = "Workers: a number, auto (devices, else cores), gpu or cpu. Default 1; for a "
-                      "recipe the product of its mesh.",
+              .help = "Workers of each node: a number, auto (devices, else cores), gpu or cpu. "
+                      "Default 1; for a recipe the product of its mesh, where an axis of -1 "
+                      "counts 1, over the nodes.",
               .note = ""},
     RunOption{.name = "max-restarts",
               .value_name = "N",
@@ -38,12 +39,12 @@ constexpr std::array kOptions = {
     RunOption{.name = "standalone",
               .kind = kFlag,
               .value_name = "",
-              .help = "One node, no rendezvous: what --nnodes 1 always is here.",
+              .help = "One node, no rendezvous: the same as --nnodes 1.",
               .note = ""},
     RunOption{.name = "node-rank",
               .value_name = "N",
-              .help = "Rank of this node; needed by static, honoured by c10d. The host is 0 when "
-                      "nobody says otherwise.",
+              .help = "Rank of this node. Needed by --rdzv-backend static; without it the host is "
+                      "0 and the others take what is free.",
               .note = ""},
     RunOption{
         .name = "master-addr",
@@ -130,8 +131,9 @@ constexpr std::array kOptions = {
               .note = ""},
     RunOption{.name = "events",
               .value_name = "FILE",
-              .help = "Append machine-readable events, one JSON object a line. The variable is "
-                      "MUSTER_EVENTS.",
+              .help = "Append machine-readable events, one JSON object a line. Default: "
+                      "agent_events.jsonl in the recipe's run.dir; for programs nowhere. The "
+                      "variable is MUSTER_EVENTS.",
               .note = "",
               .has_variable = false,
               .is_torchrun = false},
@@ -230,6 +232,15 @@ std::string run_help() {
         wrapped(right, 10, 86));
   }
   text +=
+      "\n"
+      "A recipe's run leaves in its run.dir: metrics.jsonl, events.jsonl, agent_events.jsonl,\n"
+      "recipe.resolved.yaml, checkpoints/, logs/ and after a failure incident-<n>.json; muster\n"
+      "report RUN_DIR shows them. Run again, it goes on from the newest checkpoint.\n"
+      "\n"
+      "examples:\n"
+      "  muster run --nproc-per-node 4 configs/recipes/gpt_text_fsdp.yaml train.steps=100\n"
+      "  muster run --nproc-per-node 2 --max-restarts 3 train.py --lr 0.1\n"
+      "  muster run --nnodes 2 --rdzv-endpoint head:29400 recipe.yaml dist.backend=gloo\n"
       "\n"
       "exit status: 0 success; 2 wrong options; 78 wrong recipe; of a failed worker its own when\n"
       "it is 64-66, 70, 71, 74, 75 or 78, 128+n when signal n killed it, 71 when the memory limit\n"

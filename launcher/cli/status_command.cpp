@@ -6,6 +6,7 @@
 
 #include <CLI/CLI.hpp>
 #include <csignal>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -13,6 +14,7 @@
 #include "launcher/agent/unique_fd.h"
 #include "launcher/cli/commands.h"
 #include "launcher/cli/job_finder.h"
+#include "launcher/cli/parse_line.h"
 
 namespace muster {
 namespace {
@@ -154,20 +156,16 @@ int run(const Arguments& arguments, bool is_top) {
 int parse_and_run(std::span<char*> args, CLI::App& app, bool is_top) {
   Arguments arguments;
   app.add_option("job", arguments.job,
-                 "start of a run id, title or run folder of the job; all without it");
+                 "start of a run id, title or run folder of the job; all without it")
+      ->type_name("JOB");
   if (is_top) {
     app.add_option("--interval", arguments.interval_s, "seconds between two looks")
-        ->check(CLI::Range(0.1, 3600.0));
+        ->check(CLI::Range(0.1, 3600.0))
+        ->type_name("SECONDS");
   } else {
     app.add_flag("--json", arguments.json, "as JSON");
   }
-  std::vector<std::string> reversed(args.rbegin(), args.rend());  // CLI11 takes them from the back
-  try {
-    app.parse(reversed);
-  } catch (const CLI::ParseError& error) {
-    const int status = app.exit(error);
-    return status == 0 ? 0 : exit_status(ErrorCode::kInvalidArgument);
-  }
+  if (const std::optional<int> status = parse_line(app, args)) return *status;
   try {
     return run(arguments, is_top);
   } catch (const Error& error) {
@@ -177,7 +175,9 @@ int parse_and_run(std::span<char*> args, CLI::App& app, bool is_top) {
 }  // namespace
 
 int status_command(std::span<char*> args) {
-  CLI::App app("Shows the jobs of this user that run on this machine.", "muster status");
+  CLI::App app(
+      "Shows the jobs of this user that run on this machine: attempt, ranks, what is decided.",
+      "muster status");
   return parse_and_run(args, app, false);
 }
 

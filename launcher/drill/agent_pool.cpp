@@ -49,6 +49,7 @@ Result<void> AgentPool::attach(EventLoop& loop) {
   // The file must be there to be watched; the agent appends to it.
   const UniqueFd made(
       ::open(options_.events_path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644));
+  events_from_ = read_text(real_file_system(), options_.events_path).value_or("").size();
   changes_.reset(::inotify_init1(IN_CLOEXEC | IN_NONBLOCK));
   if (!made.is_open() ||
       ::inotify_add_watch(changes_.get(), options_.events_path.c_str(), IN_MODIFY) < 0) {
@@ -63,7 +64,8 @@ void AgentPool::on_events() {
   while (::read(changes_.get(), buffer.data(), buffer.size()) > 0) {
   }
   if (!port_.empty()) return;
-  port_ = port_in(read_text(real_file_system(), options_.events_path).value_or(""));
+  const std::string events = read_text(real_file_system(), options_.events_path).value_or("");
+  port_ = port_in(events.substr(std::min(events_from_, events.size())));
   if (port_.empty()) return;
   for (int64_t i = 0; i < options_.count; ++i) start_one();
 }

@@ -2,7 +2,7 @@
 /// The agents of a drill's run beside the first: started when that one listens, replaced when they
 /// are killed, ended when the job is over.
 ///
-/// Stands for the scheduler of a cluster. Lives in the loop of run_process().
+/// Stands for the scheduler of a cluster. Lives in the loop in which run_process() waits.
 
 #include <sys/types.h>
 
@@ -40,7 +40,7 @@ class AgentPool {
   AgentPool(const AgentPool&) = delete;
   AgentPool& operator=(const AgentPool&) = delete;
 
-  /// Watches the events and the agents in `loop`. @error kIo
+  /// Watches the events and the agents in `loop`, which must live until finish(). @error kIo
   Result<void> attach(EventLoop& loop);
   /// The first agent has ended: waits for the others.
   /// @blocks at most 30 s; who is there then is killed and counts as a failure
@@ -58,6 +58,7 @@ class AgentPool {
   AgentPoolOptions options_;
   EventLoop* loop_ = nullptr;
   UniqueFd changes_;
+  size_t events_from_ = 0;  ///< what was in the file before belongs to an earlier job
   std::string port_;
   std::vector<Agent> agents_;
   AgentPoolFacts facts_;

@@ -46,11 +46,14 @@ std::optional<int64_t> first_step_ns(const RunFacts& run, int64_t attempt) {
   return seen->second;
 }
 
+// An exit on another node may be told after later ones on the host's own.
 std::optional<int64_t> first_exit_ns(const RunRecords& records, int64_t attempt) {
+  std::optional<int64_t> first;
   for (const AgentEvent& event : records.agent_events) {
-    if (event.name == "worker_exit" && event.attempt == attempt) return event.time_ns;
+    if (event.name != "worker_exit" || event.attempt != attempt) continue;
+    first = std::min(first.value_or(event.time_ns), event.time_ns);
   }
-  return std::nullopt;
+  return first;
 }
 
 Check check_exit(const RunFacts& run, int64_t expected) {
@@ -266,25 +269,41 @@ std::vector<std::optional<Duration>> recovery_times(const RunFacts& faulted) {
   return times;
 }
 
-Check check_agents(const RunFacts& run, int64_t expected_kills) {
-  const AgentPoolFacts& agents = *run.agents;
+Check check_agents(const std::string& name, const AgentPoolFacts& agents, int64_t expected_kills,
+                   int64_t expected_exit) {
   std::string detail = fmt::format("{} started beside the first, {} killed; expected {}",
                                    agents.started, agents.killed, expected_kills);
-  if (!agents.other_failures.empty()) {
-    detail += fmt::format("; others exited {}", fmt::join(agents.other_failures, ", "));
+  const std::vector<int>& failures = agents.other_failures;
+  if (!failures.empty()) detail += fmt::format("; others exited {}", fmt::join(failures, ", "));
+  if (expected_exit != 0) detail += fmt::format("; expected {}", expected_exit);
+  const auto others = static_cast<size_t>(agents.started - agents.killed);
+  const bool as_expected =
+      expected_exit == 0
+          ? failures.empty()
+          : failures.size() == others &&
+                std::all_of(failures.begin(), failures.end(),
+                            [expected_exit](int status) { return status == expected_exit; });
+  return {name, agents.killed == expected_kills && as_expected, detail};
+}
+
+// The second launch, with other workers, has no faults.
+void check_all_agents(const RunFacts& run, int64_t expected_kills, int64_t expected_exit,
+                      std::vector<Check>& checks) {
+  for (size_t launch = 0; launch < run.agents.size(); ++launch) {
+    const bool is_first = launch == 0;
+    checks.push_back(check_agents(run.name + (is_first ? " agents" : " agents, resized"),
+                                  run.agents[launch], is_first ? expected_kills : 0,
+                                  is_first ? expected_exit : 0));
   }
-  return {run.name + " agents", agents.killed == expected_kills && agents.other_failures.empty(),
-          detail};
 }
 
 std::vector<Check> judge(const Drill::Expect& expect, const DrillEvidence& evidence) {
   const RunRecords& faulted = evidence.faulted.records;
   std::vector<Check> checks = {check_exit(evidence.reference, 0),
                                check_exit(evidence.faulted, expect.exit_status)};
-  if (evidence.reference.agents) checks.push_back(check_agents(evidence.reference, 0));
-  if (evidence.faulted.agents) {
-    checks.push_back(check_agents(evidence.faulted, evidence.killed_agents));
-  }
+  check_all_agents(evidence.reference, 0, 0, checks);
+  check_all_agents(evidence.faulted, evidence.killed_agents, expect.agents_exit.value_or(0),
+                   checks);
   if (expect.named) {
     checks.push_back(check_named(*expect.named, faulted));
     if (expect.named->limit) checks.push_back(check_naming_time(*expect.named->limit, faulted));

@@ -30,8 +30,9 @@ struct RunFacts {
   std::string directory;  ///< its run.dir
   int exit_status = 0;    ///< 128 + n for a signal
   bool timed_out = false;
-  std::optional<AgentPoolFacts> agents;  ///< of the agents beside the first, where there are any
-  std::vector<std::string> leftovers;    ///< processes left: "pid 123 muster-train"
+  std::vector<AgentPoolFacts>
+      agents;  ///< of those beside the first, by launch; where there are any
+  std::vector<std::string> leftovers;  ///< processes left: "pid 123 muster-train"
   std::optional<std::string> newest_checkpoint;
   /// When the first step of an attempt was seen, for records that carry no time of their own.
   std::map<int64_t, int64_t> first_step_seen_ns;
@@ -74,9 +75,10 @@ std::vector<int64_t> resumed_steps(const RunRecords& records);
 /// step of the new one; nullopt where one of the two was not recorded.
 std::vector<std::optional<Duration>> recovery_times(const RunFacts& faulted);
 
-/// The agents beside the first: as many killed as the faults of the drill kill, the rest ended
-/// well.
-Check check_agents(const RunFacts& run, int64_t expected_kills);
+/// The agents beside the first in one launch: as many killed as the faults of the drill kill, the
+/// rest ended with `expected_exit`.
+Check check_agents(const std::string& name, const AgentPoolFacts& agents, int64_t expected_kills,
+                   int64_t expected_exit);
 
 /// All checks of a drill, in the order of its report.
 std::vector<Check> judge(const Drill::Expect& expect, const DrillEvidence& evidence);

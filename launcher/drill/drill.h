@@ -47,7 +47,10 @@ struct Drill {
 
   /// What is absent is not checked. That both runs leave no process is always checked.
   struct Expect {
-    int64_t exit_status = 0;           ///< key `exit`: of the faulted run; the reference exits 0
+    int64_t exit_status = 0;  ///< key `exit`: of the faulted run; the reference exits 0
+    /// key `agents_exit`: of each agent beside the first that is not killed; 0 when absent, and for
+    /// a drill with `then_nproc` what the first launch ends with.
+    std::optional<int64_t> agents_exit;
     std::optional<Named> named;        ///< in the errors of an incident
     std::optional<int64_t> slow_rank;  ///< named by the group as late, and not ended
     std::optional<int64_t> restarts;

@@ -243,6 +243,7 @@ Drill::Named read_named(const YamlNode& node, YamlProblems& problems) {
 void read_expect(const YamlNode& node, Drill::Expect& expect, YamlProblems& problems) {
   MapReader reader("expect", node, problems);
   reader.key("exit", into(expect.exit_status, int_at_least(0)));
+  reader.key("agents_exit", into(expect.agents_exit, int_at_least(0)));
   reader.key("named", [&](const YamlNode& value) -> Result<void> {
     expect.named = read_named(value, problems);
     return {};

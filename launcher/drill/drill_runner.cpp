@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <functional>
 #include <utility>
 
 #include "core/base/file_system.h"
@@ -92,7 +93,8 @@ class Runner {
           check_recipe(recipe, static_cast<int>(drill_.launch.nproc * drill_.launch.min_agents)));
     }
     if (drill_.launch.then_nproc) {
-      MUSTER_TRY(check_recipe(recipe, static_cast<int>(*drill_.launch.then_nproc)));
+      MUSTER_TRY(
+          check_recipe(recipe, static_cast<int>(*drill_.launch.then_nproc * drill_.launch.agents)));
     }
     for (size_t i = 0; i < drill_.faults.size(); ++i) {
       const Fault& fault = drill_.faults[i];
@@ -140,15 +142,55 @@ class Runner {
     return command;
   }
 
+  // One launch of a run: how many workers each agent has, and what the run adds to it.
+  struct Launch {
+    int64_t nproc = 1;
+    std::string name;  // of its files, beside the run's folder
+    std::vector<std::string> changes;
+    std::function<void()> on_change;
+  };
+
+  // Launches the job and waits until all of its agents have ended.
+  Result<ProcessOutcome> launch(const Recipe& recipe, RunFacts& facts, Launch what) const {
+    const int64_t agents = drill_.launch.agents;
+    if (agents > 1) what.changes.push_back("MUSTER_JOB_TOKEN=" + token_);
+    ProcessRequest request{.command = launch_command(recipe, facts, what.nproc, kHostEndpoint),
+                           .environment = environment_with(what.changes),
+                           .output_path = what.name + ".log",
+                           .limit = drill_.launch.limit,
+                           .watched_directory = facts.directory,
+                           .on_change = std::move(what.on_change)};
+    if (agents == 1) return run_process(request);
+    EventLoop loop;  // outlives the pool that it calls
+    std::vector<std::string> of_others = environment_with(what.changes);
+    std::erase_if(of_others,
+                  [](const std::string& entry) { return entry.starts_with("MUSTER_EVENTS="); });
+    AgentPool others({.command = launch_command(recipe, facts, what.nproc, "127.0.0.1:{port}"),
+                      .environment = std::move(of_others),
+                      .events_path = events_path(facts),
+                      .output_base = what.name,
+                      .count = agents - 1,
+                      .replaces = drill_.launch.min_agents == agents});
+    MUSTER_TRY(others.attach(loop));
+    request.loop = &loop;
+    Result<ProcessOutcome> outcome = run_process(request);
+    facts.agents.emplace_back(others.finish());
+    return outcome;
+  }
+
+  static std::string events_path(const RunFacts& facts) {
+    return facts.directory + ".agent_events.jsonl";
+  }
+
   // Runs the recipe once. Returns the signal that interrupted it, or 0.
   Result<int> run_once(const Recipe& recipe, bool is_faulted, RunFacts& facts) {
     facts.name = is_faulted ? "faulted" : "reference";
     facts.directory = path_join(options_.directory, facts.name);
     MUSTER_TRY(real_file_system().make_directories(facts.directory));
-    const std::string events_path = facts.directory + ".agent_events.jsonl";
-    std::vector<std::string> changes = {id_entry_, "MUSTER_EVENTS=" + events_path};
-    changes.push_back(is_faulted ? "MUSTER_FAULTS=" + encode_faults(drill_.faults)
-                                 : std::string("MUSTER_FAULTS"));
+    const std::vector<std::string> calm = {id_entry_, "MUSTER_EVENTS=" + events_path(facts),
+                                           "MUSTER_FAULTS"};
+    std::vector<std::string> changes = calm;
+    if (is_faulted) changes.back() = "MUSTER_FAULTS=" + encode_faults(drill_.faults);
 
     MetricsFollower follower(path_join(facts.directory, "metrics.jsonl"));
     ProgressMeter meter(facts.name, recipe.train.steps);
@@ -160,35 +202,11 @@ class Runner {
       for (const StepRecord& step : steps) meter.saw(step, now_ns);
       if (!steps.empty()) display.show(meter.line());
     };
-    if (drill_.launch.agents > 1) changes.push_back("MUSTER_JOB_TOKEN=" + token_);
-    std::vector<std::string> of_others = environment_with(changes);
-    std::erase_if(of_others,
-                  [](const std::string& entry) { return entry.starts_with("MUSTER_EVENTS="); });
-    AgentPool others(
-        {.command = launch_command(recipe, facts, drill_.launch.nproc, "127.0.0.1:{port}"),
-         .environment = std::move(of_others),
-         .events_path = events_path,
-         .output_base = facts.directory,
-         .count = drill_.launch.agents - 1,
-         .replaces = drill_.launch.min_agents == drill_.launch.agents});
-    const auto launch = [&](int64_t nproc, const std::string& log) {
-      ProcessRequest request{.command = launch_command(recipe, facts, nproc, kHostEndpoint),
-                             .environment = environment_with(changes),
-                             .output_path = facts.directory + log,
-                             .limit = drill_.launch.limit,
-                             .watched_directory = facts.directory,
-                             .on_change = look};
-      if (drill_.launch.agents > 1) {
-        request.with_loop = [&](EventLoop& loop) { return others.attach(loop); };
-      }
-      return run_process(request);
-    };
-    ProcessOutcome outcome = MUSTER_TRY(launch(drill_.launch.nproc, ".log"));
-    if (drill_.launch.agents > 1) facts.agents = others.finish();
+    ProcessOutcome outcome = MUSTER_TRY(
+        launch(recipe, facts, {drill_.launch.nproc, facts.directory, std::move(changes), look}));
     if (is_faulted && drill_.launch.then_nproc && outcome.interrupted_by == 0) {
-      std::replace(changes.begin(), changes.end(), "MUSTER_FAULTS=" + encode_faults(drill_.faults),
-                   std::string("MUSTER_FAULTS"));
-      outcome = MUSTER_TRY(launch(*drill_.launch.then_nproc, ".resized.log"));
+      outcome = MUSTER_TRY(launch(
+          recipe, facts, {*drill_.launch.then_nproc, facts.directory + ".resized", calm, look}));
     }
     display.finish(meter.line());
 
@@ -200,7 +218,7 @@ class Runner {
     facts.first_step_seen_ns = meter.first_step_seen_ns();
     read_metrics(text_or_empty(path_join(facts.directory, "metrics.jsonl")), facts.records);
     read_train_events(text_or_empty(path_join(facts.directory, "events.jsonl")), facts.records);
-    read_agent_events(text_or_empty(events_path), facts.records);
+    read_agent_events(text_or_empty(events_path(facts)), facts.records);
     read_incidents(facts);
     facts.newest_checkpoint = newest_checkpoint(path_join(facts.directory, "checkpoints"));
     return outcome.interrupted_by;

@@ -92,14 +92,14 @@ bool carries(pid_t pid, const std::string& entry) {
 }  // namespace
 
 Result<ProcessOutcome> run_process(const ProcessRequest& request) {
-  EventLoop loop;
+  std::optional<EventLoop> own_loop;
+  EventLoop& loop = request.loop != nullptr ? *request.loop : own_loop.emplace();
   const SignalWatch signals;
   UniqueFd changes(::inotify_init1(IN_CLOEXEC | IN_NONBLOCK));
   if (!request.watched_directory.empty()) {
     ::inotify_add_watch(changes.get(), request.watched_directory.c_str(),
                         IN_MODIFY | IN_CREATE | IN_MOVED_TO);
   }
-  if (request.with_loop) MUSTER_TRY(request.with_loop(loop));
   const pid_t pid = MUSTER_TRY(start(request));
   const UniqueFd exited(open_pidfd(pid));
 
@@ -136,6 +136,7 @@ Result<ProcessOutcome> run_process(const ProcessRequest& request) {
       end_soon();
     }
   }
+  for (const int fd : {exited.get(), signals.fd(), changes.get()}) loop.remove(fd);
   int wait_status = 0;
   while (::waitpid(pid, &wait_status, 0) < 0 && errno == EINTR) {
   }

@@ -23,8 +23,7 @@ struct ProcessRequest {
   Duration limit{0};                     ///< SIGTERM after it, SIGKILL a grace later
   std::string watched_directory;         ///< "" = none
   std::function<void()> on_change;       ///< something in watched_directory was written
-  /// Told of the loop in which the process is waited for, before it is started.
-  std::function<Result<void>(EventLoop&)> with_loop{};
+  EventLoop* loop = nullptr;  ///< in which to wait, for what else the caller watches; own when null
 };
 
 struct ProcessOutcome {

@@ -132,6 +132,7 @@ void Coordinator::take_exit(const NodeView& node, const message::WorkerEnded& en
   const auto later = std::find_if(view_.exits.begin(), view_.exits.end(),
                                   [&](const RankExit& other) { return other.at > exit.at; });
   view_.exits.insert(later, exit);
+  if (options_.on_exit) options_.on_exit(node, exit);
 }
 
 void Coordinator::refuse(uint64_t id, ErrorCode code, const std::string& kind,

@@ -24,6 +24,8 @@ class Coordinator {
     std::string run_id;
     NodeOptions own;  ///< of the host's node
     NodesPolicy policy;
+    /// Told of each worker of another node that has ended, for the record.
+    std::function<void(const NodeView&, const RankExit&)> on_exit = {};
   };
 
   /// The link outlives it. Puts the host's own node into the view.

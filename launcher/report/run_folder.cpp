@@ -66,12 +66,32 @@ void read_recipe(RunFolder& run, std::string text) {
   }
 }
 
+// Adds the ranks that another node has recorded of the same generation.
+void add_ranks_of_node(const std::string& text, std::vector<IncidentRecord>& incidents) {
+  const auto added = nlohmann::ordered_json::parse(text, nullptr, /*allow_exceptions=*/false);
+  if (!added.is_object() || !added.contains("ranks") || !added["ranks"].is_array()) return;
+  for (IncidentRecord& incident : incidents) {
+    auto whole = nlohmann::ordered_json::parse(incident.text, nullptr, /*allow_exceptions=*/false);
+    if (!whole.is_object() || !whole.contains("generation") || !whole.contains("ranks") ||
+        !whole["ranks"].is_array() || whole["generation"] != added.value("generation", -1)) {
+      continue;
+    }
+    for (const auto& rank : added["ranks"]) whole["ranks"].push_back(rank);
+    incident.text =
+        whole.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
+  }
+}
+
 Result<void> read_incidents(RunFolder& run) {
   for (const int64_t number : numbers_in(run.path, "incident-", ".json")) {
     const std::string file = fmt::format("incident-{}.json", number);
     run.incidents.push_back(
         read_incident(file, MUSTER_TRY(text_or_nothing(path_join(run.path, file)))));
     count_damage(run, file, run.incidents.back().is_damaged ? 1 : 0);
+  }
+  for (const std::string& name : MUSTER_TRY(real_file_system().list(run.path))) {
+    if (!name.starts_with("incident-generation") || !name.ends_with(".json")) continue;
+    add_ranks_of_node(MUSTER_TRY(text_or_nothing(path_join(run.path, name))), run.incidents);
   }
   return {};
 }

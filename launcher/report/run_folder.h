@@ -43,11 +43,12 @@ struct RunEvent {
   std::string detail;  ///< a digest, a reason, or the fields that have no place here, as JSON
 };
 
-/// A line of the agent's events (`muster run --events`).
+/// A line of the agent's events (agent_events.jsonl, or what `muster run --events` named).
 struct AgentRecord {
   std::string event;
   int64_t attempt = 0;  ///< of the latest attempt_start up to this line
   int64_t time_ns = 0;
+  std::optional<int64_t> generation = {};  ///< of an attempt_start
   std::string text;  ///< "rank 1: SIGKILL (signal)" or the reason of a decision
 };
 

@@ -93,6 +93,7 @@ int64_t read_agent_lines(std::string_view text, std::vector<AgentRecord>& into) 
     if (record.event == "attempt_start") attempt = int_field(*json, "attempt").value_or(attempt);
     record.attempt = attempt;
     record.time_ns = int_field(*json, "t_ns").value_or(0);
+    if (record.event == "attempt_start") record.generation = int_field(*json, "generation");
     if (record.event == "worker_exit") {
       record.text = how_it_exited(*json);
     } else if (record.event == "decision") {

@@ -45,10 +45,38 @@ std::vector<Attempt> attempts_of_events(const std::vector<RunEvent>& events) {
   return attempts;
 }
 
+// Adds what the launcher alone knows: generations, and attempts that ended before their ranks met.
+void add_attempts_of_agent(const std::vector<AgentRecord>& records, std::vector<Attempt>& starts) {
+  std::vector<AgentRecord> begun;
+  for (const AgentRecord& record : records) {
+    if (record.event == "attempt_start") begun.push_back(record);
+  }
+  size_t at = 0;
+  for (size_t i = 0; i < begun.size(); ++i) {
+    const bool is_followed = i + 1 < begun.size() && begun[i + 1].time_ns > begun[i].time_ns;
+    const int64_t end_ns = is_followed ? begun[i + 1].time_ns : INT64_MAX;
+    const auto from = starts.begin() + static_cast<int64_t>(at);
+    auto place = std::find_if(from, starts.end(), [&](const Attempt& start) {
+      const int64_t ready_ns = start.ready_ns.value_or(begun[i].time_ns);
+      return start.attempt == begun[i].attempt && ready_ns >= begun[i].time_ns && ready_ns < end_ns;
+    });
+    if (place == starts.end()) {
+      place = std::find_if(from, starts.end(), [&](const Attempt& start) {
+        return start.ready_ns.value_or(0) >= begun[i].time_ns;
+      });
+      place = starts.insert(place, Attempt());
+      place->attempt = begun[i].attempt;
+    }
+    place->generation = begun[i].generation;
+    at = static_cast<size_t>(place - starts.begin()) + 1;
+  }
+}
+
 // May this attempt have written rows that begin at `time_ns`? `next` is the start after it.
 bool may_have_written(const Attempt& start, const Attempt* next, int64_t attempt,
-                      std::optional<int64_t> time_ns) {
+                      std::optional<int64_t> generation, std::optional<int64_t> time_ns) {
   if (start.attempt != attempt) return false;
+  if (start.generation && generation) return *start.generation == *generation;
   if (!time_ns) return true;
   if (start.ready_ns && *start.ready_ns > *time_ns) return false;
   const bool next_was_earlier = next != nullptr && next->attempt == attempt && next->ready_ns &&
@@ -67,7 +95,7 @@ std::vector<Attempt> join_attempts(const std::vector<Attempt>& starts, const Met
     while (match < starts.size() &&
            !may_have_written(starts[match],
                              match + 1 < starts.size() ? &starts[match + 1] : nullptr,
-                             metrics.attempt[row], metrics.time_ns[row])) {
+                             metrics.attempt[row], metrics.generation[row], metrics.time_ns[row])) {
       ++match;
     }
     Attempt attempt;
@@ -78,7 +106,7 @@ std::vector<Attempt> join_attempts(const std::vector<Attempt>& starts, const Met
       attempt = starts[match];
       next_start = match + 1;
     }
-    attempt.generation = metrics.generation[row];
+    if (metrics.generation[row]) attempt.generation = metrics.generation[row];
     attempt.first_row = stretch.first_row;
     attempt.last_row = stretch.last_row;
     joined.push_back(std::move(attempt));
@@ -113,11 +141,14 @@ void add_incidents(const std::vector<IncidentRecord>& incidents, std::vector<Att
 // When the workers of `attempt` began to end, by the agent's clock.
 std::optional<int64_t> failure_time(const std::vector<AgentRecord>& records, int64_t attempt,
                                     int64_t not_before) {
+  std::optional<int64_t> failed_ns;
   for (const AgentRecord& record : records) {
+    if (failed_ns && record.event == "attempt_start") break;  // a later job in the same folder
     const bool exited = record.event == "worker_exit" && record.attempt == attempt;
-    if (exited && record.time_ns >= not_before) return record.time_ns;
+    if (!exited || record.time_ns < not_before) continue;
+    failed_ns = std::min(failed_ns.value_or(record.time_ns), record.time_ns);
   }
-  return std::nullopt;
+  return failed_ns;
 }
 
 void add_recovery_times(const RunFolder& run, std::vector<Attempt>& attempts) {
@@ -159,7 +190,9 @@ void add_seconds(const MetricTable& metrics, Timeline& timeline) {
 
 Timeline make_timeline(const RunFolder& run) {
   Timeline timeline;
-  timeline.attempts = join_attempts(attempts_of_events(run.events), run.metrics);
+  std::vector<Attempt> starts = attempts_of_events(run.events);
+  add_attempts_of_agent(run.agent_records, starts);
+  timeline.attempts = join_attempts(starts, run.metrics);
   add_incidents(run.incidents, timeline.attempts);
   add_recovery_times(run, timeline.attempts);
   add_seconds(run.metrics, timeline);

@@ -86,6 +86,68 @@ TEST_F(Nodes, AKilledWorkerRestartsEveryNodeWhereverItWas) {
   EXPECT_THAT(cluster.node(1).err(), HasSubstr("all 2 restarts are used"));
 }
 
+// One file has the whole job in it: the host's, by the host's clock.
+TEST_F(Nodes, TheHostRecordsTheExitsOfOtherNodes) {
+  Cluster cluster("2");
+  cluster.start_host();
+  cluster.start_node();
+  const std::vector<NodeRound> rounds = cluster.await_rounds({0, 1}, 2);
+  await_workers(cluster, {0, 1}, rounds);
+  const int64_t before_ns = real_clock().now().time_since_epoch().count();
+  ::kill(rounds[1].pids[0], SIGKILL);
+  expect_end(cluster, 0, 128 + SIGKILL);
+  expect_end(cluster, 1, 128 + SIGKILL);
+  const std::vector<nlohmann::json>& events = cluster.node(0).events();
+  const auto told = std::find_if(events.begin(), events.end(), [](const nlohmann::json& event) {
+    return event["event"] == "worker_exit" && event["rank"] == 1;
+  });
+  ASSERT_NE(told, events.end());
+  EXPECT_EQ((*told)["signal"], "SIGKILL");
+  EXPECT_FALSE((*told)["node"].get<std::string>().empty());
+  EXPECT_GT((*told)["t_ns"], before_ns);
+  EXPECT_LT((*told)["t_ns"], events.back()["t_ns"]);
+}
+
+// A frozen host is found out by its silence, a dead one by its connection.
+TEST_F(Nodes, AFrozenHostIsGivenUpAfterTwiceTheLease) {
+  Cluster cluster("3", "lease=1");
+  cluster.start_host();
+  const pid_t agent = cluster.node(0).events().front()["agent"];  // of job_start
+  cluster.start_node();
+  cluster.start_node();
+  cluster.await_rounds({0, 1, 2}, 3);
+  ::kill(agent, SIGSTOP);
+  for (const size_t index : {1, 2}) {
+    expect_end(cluster, index, 75);
+    EXPECT_THAT(cluster.node(index).err(),
+                HasSubstr("the host of the rendezvous was silent for 2 s"));
+  }
+  ::kill(agent, SIGKILL);
+  expect_end(cluster, 0, 128 + SIGKILL);
+}
+
+// Whatever the others are doing: in a round, spare, or waiting for a round to begin.
+TEST_F(Nodes, AKilledHostEndsThoseThatWaitToo) {
+  Cluster cluster("2");
+  cluster.start_host();
+  cluster.start_node();
+  cluster.await_rounds({0, 1}, 2);
+  cluster.start_node();  // a spare
+  ASSERT_TRUE(cluster.node(0).await_output("has joined: 3", 1, patient(20s)));
+  cluster.kill_node(0);
+  for (const size_t index : {1, 2}) {
+    expect_end(cluster, index, 75);
+    EXPECT_THAT(cluster.node(index).err(), HasSubstr("the host of the rendezvous is lost"));
+  }
+  Cluster forming("3");
+  forming.start_host();
+  forming.start_node();
+  ASSERT_TRUE(forming.node(0).await_output("has joined: 2", 1, patient(20s)));
+  forming.kill_node(0);
+  expect_end(forming, 1, 75);
+  EXPECT_THAT(forming.node(1).err(), HasSubstr("the host of the rendezvous is lost"));
+}
+
 TEST_F(Nodes, AFailureThatNoRestartCanHelpEndsAllWithItsStatus) {
   Cluster cluster("2");
   cluster.start_host(with({"--max-restarts", "5"}));

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 
+#include <algorithm>
 #include <csignal>
 #include <cstdlib>
 #include <filesystem>
@@ -10,6 +11,7 @@
 
 #include "core/base/text.h"
 #include "dist/store/tcp_store.h"
+#include "tests/launcher/agent/cluster.h"
 #include "tests/launcher/agent/run_muster.h"
 #include "tests/support/child_process.h"
 
@@ -107,6 +109,75 @@ TEST_F(RecipeRun, ASecondRunKeepsLogsIncidentsAndCountsGenerationsOn) {
   for (const char* record : {"0", "1", "2", "3"}) {
     EXPECT_TRUE(stdfs::exists(directory_.file(fmt::format("out/r/incident-{}.json", record))));
   }
+}
+
+TEST_F(RecipeRun, WritesItsEventsToTheRunFolderUnlessTold) {
+  worker("exit 3");
+  const auto run = [this](std::vector<std::string> options) {
+    MusterProcess::Options setup = job(std::move(options) + std::vector<std::string>{"r.yaml"});
+    setup.environment["MUSTER_EVENTS"] = "";  // this harness has a file of its own
+    MusterProcess muster(std::move(setup));
+    EXPECT_EQ(muster.wait().status, 1) << muster.err();
+  };
+  run({"--max-restarts", "1"});
+  const std::string first = text_of("out/r/agent_events.jsonl");
+  std::vector<std::string> names;
+  for (const std::string& line : split(trim(first), '\n')) {
+    names.push_back(nlohmann::json::parse(line)["event"]);
+  }
+  EXPECT_THAT(names, ::testing::IsSupersetOf({"job_start", "attempt_start", "worker_exit",
+                                              "decision", "incident", "respawned", "job_end"}));
+  EXPECT_EQ(std::count(names.begin(), names.end(), "attempt_start"), 2);
+  // The next job in the folder adds to it, also after one that was cut off within a line.
+  std::ofstream(directory_.file("out/r/agent_events.jsonl"), std::ios::app) << "{\"event\":\"jo";
+  run({"--max-restarts", "0"});
+  const std::string both = text_of("out/r/agent_events.jsonl");
+  EXPECT_TRUE(both.starts_with(first + "{\"event\":\"jo\n{\"event\":\"job_start\"")) << both;
+  run({"--events", directory_.file("elsewhere")});
+  EXPECT_EQ(text_of("out/r/agent_events.jsonl"), both);
+  EXPECT_THAT(text_of("elsewhere"), HasSubstr("\"job_end\""));
+}
+
+// Two nodes that share the run folder, and both of whose ranks have something to say.
+TEST_F(RecipeRun, EachNodeHasItsEventsAndTheErrorsOfItsRanks) {
+  if (why_no_agents() != nullptr) GTEST_SKIP() << why_no_agents();
+  stdfs::copy_file(binary_directory() + "/muster-rendezvous.so",
+                   directory_.file("muster-rendezvous.so"));
+  worker(
+      "echo \"{\\\"message\\\": \\\"rank $RANK has a bug\\\"}\" > $TORCHELASTIC_ERROR_FILE; exit "
+      "70");
+  const auto start = [this](const std::string& port, const std::string& conf) {
+    MusterProcess::Options setup = job({"--nnodes", "2", "--nproc-per-node", "1", "--rdzv-endpoint",
+                                        "127.0.0.1:" + port, "--rdzv-conf", conf, "r.yaml"});
+    setup.environment = {{"MUSTER_EVENTS", ""}, {"MUSTER_JOB_TOKEN", kClusterToken}};
+    return std::make_unique<MusterProcess>(std::move(setup));
+  };
+  const auto host = start("0", "is_host=1");
+  static constexpr std::string_view kAt = " at 127.0.0.1:";
+  ASSERT_TRUE(host->await_output("hosting the rendezvous")) << host->err();
+  const std::string line = host->err().substr(host->err().find(kAt) + kAt.size());
+  const auto node = start(line.substr(0, line.find_first_not_of("0123456789")), "is_host=0");
+  EXPECT_EQ(host->wait(patient(30s)).status, 70) << host->err();
+  EXPECT_EQ(node->wait(patient(30s)).status, 70) << node->err();
+
+  std::string own_events, records;
+  for (const auto& entry : stdfs::directory_iterator(directory_.file("out/r"))) {
+    const std::string name = entry.path().filename().string();
+    if (name.starts_with("agent_events.") && name != "agent_events.jsonl")
+      own_events += text_of("out/r/" + name);
+    if (name.starts_with("incident-")) records += text_of("out/r/" + name);
+  }
+  const std::string events = text_of("out/r/agent_events.jsonl");
+  EXPECT_THAT(events, HasSubstr("\"role\":\"host\""));
+  for (const std::string rank : {"0", "1"}) {
+    EXPECT_THAT(events, HasSubstr("\"rank\":" + rank + ","));
+    EXPECT_THAT(records, HasSubstr("rank " + rank + " has a bug"));
+  }
+  EXPECT_THAT(events, HasSubstr("\"node\":\""));
+  EXPECT_THAT(own_events, HasSubstr("\"role\":\"node\""));
+  EXPECT_THAT(own_events, HasSubstr("\"job_end\""));
+  EXPECT_TRUE(stdfs::exists(directory_.file("out/r/incident-0.json")));
+  EXPECT_FALSE(stdfs::exists(directory_.file("out/r/incident-1.json")));
 }
 
 TEST_F(RecipeRun, TwoJobsDoNotShareARunFolder) {

@@ -110,15 +110,30 @@ TEST_F(AgentPoolTest, WithoutReplacementACorpseIsOnlyCountedAndFailuresAreTold) 
 }
 
 TEST(DrillAgents, TheJudgementCountsKillsAndOtherEnds) {
-  RunFacts run;
-  run.name = "faulted";
-  run.agents = AgentPoolFacts{.started = 2, .killed = 1, .other_failures = {}};
-  EXPECT_TRUE(check_agents(run, 1).ok);
-  EXPECT_FALSE(check_agents(run, 0).ok);
-  run.agents->other_failures = {75};
-  const Check check = check_agents(run, 1);
+  AgentPoolFacts agents{.started = 3, .killed = 1, .other_failures = {}};
+  EXPECT_TRUE(check_agents("agents", agents, 1, 0).ok);
+  EXPECT_FALSE(check_agents("agents", agents, 0, 0).ok);
+  agents.other_failures = {75};
+  const Check check = check_agents("agents", agents, 1, 0);
   EXPECT_FALSE(check.ok);
   EXPECT_THAT(check.detail, HasSubstr("others exited 75"));
+  EXPECT_FALSE(check_agents("agents", agents, 1, 75).ok) << "one of the two exited 0";
+  agents.other_failures = {75, 75};
+  EXPECT_TRUE(check_agents("agents", agents, 1, 75).ok);
+  agents.other_failures = {75, 137};
+  EXPECT_FALSE(check_agents("agents", agents, 1, 75).ok);
+}
+
+TEST_F(AgentPoolTest, ThePortOfAnEarlierJobInTheFileIsNobodys) {
+  tell_port();
+  AgentPool pool(options("echo {port} > $0/port", true));
+  ASSERT_OK(pool.attach(loop_));
+  std::ofstream(directory_.file("events"), std::ios::app)
+      << "{\"event\":\"job_start\"}\n{\"event\":\"rendezvous\",\"role\":\"host\",\"port\":4712}\n";
+  const Deadline deadline = Deadline::after(20s);
+  loop_.run_once(deadline.at());
+  EXPECT_EQ(pool.finish().started, 1);
+  EXPECT_EQ(text("port"), "4712\n");
 }
 
 }  // namespace

@@ -110,6 +110,62 @@ TEST(Timeline, MeasuresRecoveryFromTheFailureWhereTheAgentSawIt) {
   EXPECT_EQ(make_timeline(run).attempts[1].recovery_s, 0.5);
 }
 
+TEST(Timeline, CountsTheExitOfAnotherNodeThatWasToldLater) {
+  RunFolder run =
+      folder_of(step_line(1, 0, 1, 1'000'000'000) + step_line(2, 1, 2, 5'000'000'000), "");
+  EXPECT_EQ(read_agent_lines("{\"event\":\"attempt_start\",\"t_ns\":1,\"attempt\":0}\n"
+                             "{\"event\":\"worker_exit\",\"t_ns\":4500000000,\"rank\":0,"
+                             "\"status\":75,\"class\":\"peer\",\"told\":null}\n"
+                             "{\"event\":\"worker_exit\",\"t_ns\":4000000000,\"rank\":2,"
+                             "\"node\":\"b\",\"signal\":\"SIGKILL\",\"class\":\"signal\"}\n"
+                             "{\"event\":\"attempt_start\",\"t_ns\":4600000000,\"attempt\":1}\n",
+                             run.agent_records),
+            0);
+  EXPECT_EQ(make_timeline(run).attempts[1].recovery_s, 1.0);
+}
+
+// The launcher alone knows of an attempt whose ranks never met, and in which place it was.
+TEST(Timeline, HasTheAttemptsOfWhichOnlyTheLauncherKnows) {
+  RunFolder run = folder_of(step_line(1, 0, 4, 2'000) + step_line(2, 2, 6, 7'000),
+                            "{\"event\":\"group_ready\",\"attempt\":0,\"t_ns\":1500}\n"
+                            "{\"event\":\"group_ready\",\"attempt\":2,\"t_ns\":6500}\n"
+                            "{\"event\":\"finished\",\"attempt\":2,\"step\":2}\n");
+  std::string events;
+  for (const int attempt : {0, 1, 2}) {
+    events += fmt::format(
+        "{{\"event\":\"attempt_start\",\"t_ns\":{},\"attempt\":{},\"generation\":{}}}\n",
+        1'000 + 2'500 * attempt, attempt, 4 + attempt);
+  }
+  EXPECT_EQ(read_agent_lines(events, run.agent_records), 0);
+  run.incidents.push_back(read_incident(
+      "incident-0.json", R"({"attempt":1,"generation":5,"decision":{"reason":"it died early"}})"));
+  const Timeline timeline = make_timeline(run);
+  ASSERT_EQ(timeline.attempts.size(), 3U);
+  for (const int64_t at : {0, 1, 2}) {
+    EXPECT_EQ(timeline.attempts[static_cast<size_t>(at)].attempt, at);
+    EXPECT_EQ(timeline.attempts[static_cast<size_t>(at)].generation, 4 + at);
+  }
+  EXPECT_EQ(timeline.attempts[1].first_row, std::nullopt);
+  EXPECT_EQ(timeline.attempts[1].ended, "it died early");
+  EXPECT_EQ(timeline.attempts[2].first_row, 1);
+}
+
+TEST(RunFolder, AddsTheRanksThatAnotherNodeHasRecorded) {
+  const TempDirectory directory;
+  const auto write = [&](const std::string& name, const std::string& text) {
+    ASSERT_OK(write_file_durably(real_file_system(), directory.file(name), text));
+  };
+  write("incident-0.json", R"({"attempt":0,"generation":7,"ranks":[{"global_rank":0}]})");
+  write("incident-1.json", R"({"attempt":1,"generation":8,"ranks":[]})");
+  write("incident-generation7-node1.json", R"({"generation":7,"ranks":[{"global_rank":2}]})");
+  write("incident-generation8-node1.json", "{torn");
+  const Result<RunFolder> run = read_run_folder(directory.path());
+  ASSERT_OK(run);
+  ASSERT_EQ(run->incidents.size(), 2U);
+  EXPECT_THAT(run->incidents[0].text, HasSubstr("\"global_rank\": 2"));
+  EXPECT_THAT(run->incidents[1].text, ::testing::Not(HasSubstr("global_rank")));
+}
+
 TEST(Timeline, GivesAJobStartedAnewInTheSameFolderItsOwnAttempts) {
   const RunFolder run = folder_of(step_line(1, 0, 1, 2'000) + step_line(2, 0, 2, 9'000),
                                   "{\"event\":\"group_ready\",\"attempt\":0,\"t_ns\":1000}\n"
