@@ -9,6 +9,7 @@
 namespace muster {
 namespace {
 constexpr size_t kNumKinds = 11;
+constexpr size_t kShownOperations = 8;
 
 void check_tensor(CollectiveKind kind, const Tensor& tensor, const char* what) {
   MUSTER_CHECK(tensor.defined() && tensor.is_contiguous(), ErrorCode::kInvalidArgument,
@@ -148,8 +149,16 @@ ProcessGroup::WorkPtr ProcessGroup::launch(CollectiveKind kind, ReduceOp op, int
 
 void ProcessGroup::check_peer(CollectiveKind kind, int peer) const {
   MUSTER_CHECK(peer >= 0 && peer < world_size(), ErrorCode::kInvalidArgument,
-               "{}: group rank must be in [0, {}) of group {}; got {}", to_string(kind),
-               world_size(), name(), peer);
+               "{}: group rank must be in [0, {}) of group {} with global ranks [{}]; got {}",
+               to_string(kind), world_size(), name(), fmt::join(global_ranks(), ", "), peer);
+}
+
+int ProcessGroup::group_rank_of(int global_rank) const {
+  const auto at = std::find(global_ranks().begin(), global_ranks().end(), global_rank);
+  MUSTER_CHECK(at != global_ranks().end(), ErrorCode::kInvalidArgument,
+               "group {}: the rank must be one of its global ranks [{}]; got {}", name(),
+               fmt::join(global_ranks(), ", "), global_rank);
+  return static_cast<int>(at - global_ranks().begin());
 }
 
 ProcessGroup::WorkPtr ProcessGroup::all_reduce(const Tensor& tensor, ReduceOp op, bool async_op,
@@ -339,7 +348,9 @@ void ProcessGroup::run(const WorkPtr& work) {
   const bool watches = options_.on_slow && options_.slow_after < options_.timeout;
   Result<void> result = work->wait(watches ? Deadline::after(options_.slow_after) : deadline);
   if (watches && !result.ok() && result.error().code() == ErrorCode::kTimeout) {
-    SlowPeers slow{.global_ranks = {}, .operation = work->descriptor().describe(), .waited = options_.slow_after};
+    SlowPeers slow{.global_ranks = {},
+                   .operation = work->descriptor().describe(),
+                   .waited = options_.slow_after};
     for (const int peer : work->late_ranks())
       slow.global_ranks.push_back(options_.global_ranks[static_cast<size_t>(peer)]);
     if (!slow.global_ranks.empty()) options_.on_slow(slow);
@@ -347,7 +358,8 @@ void ProcessGroup::run(const WorkPtr& work) {
   }
   if (result.ok()) return;
   Error error = result.error();
-  for (const std::string& line : recorder_.last(5)) error.add_context("last: " + line);
+  for (const std::string& line : recorder_.last(kShownOperations))
+    error.add_context("last: " + line);
   throw error;
 }
 

@@ -30,7 +30,6 @@ class ProcessGroup {
     int group_rank = 0;
     std::vector<int> global_ranks;  ///< of all members, in group order
     Duration timeout = 30s;         ///< default deadline of run()
-    std::string axis;               ///< mesh axis, for messages
     /// run() calls `on_slow` once for an operation that waits longer than this, and waits on;
     /// subgroups inherit both.
     Duration slow_after = Duration::max();
@@ -53,6 +52,9 @@ class ProcessGroup {
     return options_.global_ranks;
   }
   [[nodiscard]] const std::string& name() const noexcept { return options_.name; }
+  /// The rank in this group of a rank of the job.
+  /// @error throws kInvalidArgument naming the group's members if it is none of them
+  [[nodiscard]] int group_rank_of(int global_rank) const;
   [[nodiscard]] Duration timeout() const noexcept { return options_.timeout; }
   [[nodiscard]] Backend& backend() noexcept { return *backend_; }
   [[nodiscard]] Allocator& communication_allocator() { return backend_->communication_allocator(); }

@@ -7,6 +7,7 @@
 
 #include "dist/backend/gloo/gloo_context.h"
 #include "dist/backend/gloo/inline_collectives.h"
+#include "dist/backend/gloo/wire/mesh.h"
 
 namespace muster {
 namespace {
@@ -292,13 +293,27 @@ std::string GlooBackend::Group::describe_late(const GlooWork& work) {
   if (work.descriptor().kind == CollectiveKind::kRecv)
     return fmt::format("\n  {} has not sent it", name_of(work.descriptor().peer));
   if (late.empty()) return "\n  all ranks have arrived; its data is on the way";
-  const std::lock_guard lock(mutex_);
   std::string text;
   for (const int peer : late) {
-    text += fmt::format("\n  {} has not arrived; its last is #{}", name_of(peer),
-                        last_announced_[static_cast<size_t>(peer)]);
+    const std::string place =
+        channel_->mesh().where_it_waits(options_.global_ranks[static_cast<size_t>(peer)]);
+    const std::lock_guard lock(mutex_);
+    text += fmt::format("\n  {} has not arrived; its last is #{}{}{}", name_of(peer),
+                        last_announced_[static_cast<size_t>(peer)],
+                        place.empty() ? "" : "; it waits for this rank in ", place);
   }
   return text;
+}
+
+std::string GlooBackend::Group::where_it_waits(int peer) {
+  const int rank = group_rank_of(peer);
+  if (rank < 0) return {};
+  const std::lock_guard lock(mutex_);
+  for (const auto& [seq, round] : rounds_) {
+    const std::optional<Announcement>& theirs = round.announced[static_cast<size_t>(rank)];
+    if (theirs && !round.work) return theirs->descriptor.describe(options_.group_name);
+  }
+  return {};
 }
 
 void GlooBackend::Group::abort(const std::string& reason) {

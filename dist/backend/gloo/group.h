@@ -67,6 +67,7 @@ class GlooBackend::Group final : public wire::ChannelListener,
 
   void on_frame(int peer, const wire::FrameHeader& header, const std::string& payload) override;
   void on_peer_gone(int peer, const wire::PeerEnd& end) override;
+  std::string where_it_waits(int peer) override;
 
  private:
   using WorkRef = std::shared_ptr<GlooWork>;

@@ -112,6 +112,25 @@ void Context::keep(std::vector<Tensor> tensors) {
   for (Tensor& tensor : tensors) kept_.push_back(std::move(tensor));
 }
 
+void Context::add_observer(const void* owner, Observer observer) {
+  const std::lock_guard lock(observers_mutex_);
+  observers_[owner] = std::move(observer);
+}
+
+void Context::remove_observer(const void* owner) {
+  const std::lock_guard lock(observers_mutex_);
+  observers_.erase(owner);
+}
+
+std::string Context::where_it_waits(int global_rank) {
+  const std::lock_guard lock(observers_mutex_);
+  std::vector<std::string> places;
+  for (const auto& [owner, observer] : observers_) {
+    if (std::string place = observer(global_rank); !place.empty()) places.push_back(place);
+  }
+  return fmt::format("{}", fmt::join(places, " and in "));
+}
+
 bool Context::has_ended(const Peer& peer) noexcept {
   if (peer.pidfd < 0) return false;
   pollfd entry{peer.pidfd, POLLIN, 0};

@@ -64,6 +64,15 @@ class Context {
   /// @thread any
   void keep(std::vector<Tensor> tensors);
 
+  /// A group's answer to where a rank waits for this one, if it does; nothing if not.
+  using Observer = std::function<std::string(int global_rank)>;
+  /// `owner` names the observer to remove_observer(), which returns when none of its calls runs.
+  void add_observer(const void* owner, Observer observer);
+  void remove_observer(const void* owner);
+  /// Of all groups: "barrier #1 in group b at train/loop.cpp:88", several joined by " and in ", or
+  /// "". @thread any
+  [[nodiscard]] std::string where_it_waits(int global_rank);
+
   /// True once the process of `peer` has ended.
   [[nodiscard]] static bool has_ended(const Peer& peer) noexcept;
 
@@ -83,6 +92,8 @@ class Context {
   std::shared_ptr<SharedArena> own_arena_;
   std::vector<Peer> peers_;
   int spin_rounds_ = 0;
+  std::mutex observers_mutex_;
+  std::map<const void*, Observer> observers_;  // guarded by observers_mutex_
   std::mutex kept_mutex_;
   std::vector<Tensor> kept_;  // guarded by kept_mutex_; goes before the arena
 };

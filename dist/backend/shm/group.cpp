@@ -2,7 +2,14 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 namespace muster {
+
+ShmBackend::Group::Group(std::shared_ptr<shm::Context> context_in, Options options_in)
+    : context(std::move(context_in)),
+      options(std::move(options_in)),
+      lanes_(1 + 2 * options.global_ranks.size()) {}
 
 ShmBackend::Group::~Group() {
   for (int peer = 0; peer < static_cast<int>(blocks.size()); ++peer) {
@@ -18,6 +25,7 @@ ShmBackend::Group::~Group() {
 }
 
 void ShmBackend::Group::close() {
+  context->remove_observer(this);
   fail(make_error(ErrorCode::kAborted, "group {}: it was closed with this operation pending",
                   options.group_name));
   is_aborted = true;
@@ -26,36 +34,38 @@ void ShmBackend::Group::close() {
     stopping_ = true;
   }
   changed_.notify_all();
-  if (async_thread_.joinable()) async_thread_.join();
+  for (ShmLane& lane : lanes_) {
+    if (lane.thread.joinable()) lane.thread.join();
+  }
   std::deque<std::shared_ptr<ShmWork>> pending;
   {
     const std::lock_guard lock(mutex_);
-    const auto take = [&](ShmLane& lane) {
+    for (ShmLane& lane : lanes_) {
       for (auto& work : lane.pending) pending.push_back(std::move(work));
       lane.pending.clear();
-    };
-    take(collectives_);
-    for (ShmLane& lane : sends_) take(lane);
-    for (ShmLane& lane : receives_) take(lane);
-    async_works_.clear();
+      lane.async.clear();
+    }
   }
   for (const auto& work : pending) work->finish(failure());
 }
 
 ShmLane& ShmBackend::Group::lane_of(const ShmWork& work) {
   const WorkDescriptor& what = work.descriptor();
-  if (what.kind != CollectiveKind::kSend && what.kind != CollectiveKind::kRecv) return collectives_;
-  std::vector<ShmLane>& lanes = what.kind == CollectiveKind::kSend ? sends_ : receives_;
-  if (lanes.empty()) lanes.resize(static_cast<size_t>(size()));
-  return lanes[static_cast<size_t>(what.peer)];
+  if (what.kind != CollectiveKind::kSend && what.kind != CollectiveKind::kRecv) return lanes_[0];
+  const int shift = what.kind == CollectiveKind::kSend ? 1 : 1 + size();
+  return lanes_[static_cast<size_t>(shift + what.peer)];
 }
 
-void ShmBackend::Group::enqueue(const std::shared_ptr<ShmWork>& work, bool async_op) {
+void ShmBackend::Group::enqueue(const std::shared_ptr<ShmWork>& work) {
   const std::lock_guard lock(mutex_);
   lane_of(*work).pending.push_back(work);
-  if (!async_op) return;
-  async_works_.push_back(work);
-  if (!async_thread_.joinable()) async_thread_ = std::thread([this] { run_async(); });
+}
+
+void ShmBackend::Group::drive_in_background(const std::shared_ptr<ShmWork>& work) {
+  const std::lock_guard lock(mutex_);
+  ShmLane& lane = lane_of(*work);
+  lane.async.push_back(work);
+  if (!lane.thread.joinable()) lane.thread = std::thread([this, &lane] { run_async(lane); });
   changed_.notify_all();
 }
 
@@ -83,13 +93,13 @@ bool ShmBackend::Group::drive(ShmWork& work, Deadline deadline) {
   return true;
 }
 
-void ShmBackend::Group::run_async() {
+void ShmBackend::Group::run_async(ShmLane& lane) {
   std::unique_lock lock(mutex_);
   while (true) {
-    changed_.wait(lock, [&] { return stopping_ || !async_works_.empty(); });
+    changed_.wait(lock, [&] { return stopping_ || !lane.async.empty(); });
     if (stopping_) return;
-    const std::shared_ptr<ShmWork> work = async_works_.front();
-    async_works_.pop_front();
+    const std::shared_ptr<ShmWork> work = lane.async.front();
+    lane.async.pop_front();
     lock.unlock();
     // Without a deadline of its own: the waiter has one, and an abort or a lost peer ends it.
     drive(*work, Deadline::never());
@@ -149,6 +159,19 @@ Error ShmBackend::Group::read_notice(int peer, const WorkDescriptor& what) const
     return make_error(code, "{}: {} lost a peer: {}", what.describe(), name_of(peer), reason);
   return make_error(ErrorCode::kAborted, "{}: {} aborted the group: {}", what.describe(),
                     name_of(peer), reason);
+}
+
+std::string ShmBackend::Group::where_it_waits(int global_rank) const {
+  const auto& ranks = options.global_ranks;
+  const auto at = std::find(ranks.begin(), ranks.end(), global_rank);
+  if (at == ranks.end() || global_rank == ranks[static_cast<size_t>(options.group_rank)]) return {};
+  shm::ControlBlock& theirs = block(static_cast<int>(at - ranks.begin()));
+  const uint32_t ticks = theirs.clock.ticks.load(std::memory_order_acquire);
+  const uint32_t own = own_block().clock.ticks.load(std::memory_order_acquire);
+  const bool has_arrived = ticks % 2 == 1;
+  if (!has_arrived || static_cast<int32_t>(own - ticks) >= 0) return {};
+  // It cannot come to its next operation before this rank came to this one.
+  return theirs.announcements[(ticks + 1) / 2 % 2].descriptor.describe(options.group_name);
 }
 
 std::string ShmBackend::Group::name_of(int group_rank) const {

@@ -1,8 +1,9 @@
 #pragma once
-/// The state of one shm group: control blocks, queues of pending works, failure, own thread.
+/// The state of one shm group: control blocks, lanes of pending works, failure, threads.
 ///
 /// Works of one lane (all collectives; sends to a peer; receives from a peer) execute in launch
-/// order. Whoever waits drives the lane; only the group's thread does so without a waiter.
+/// order, lanes side by side. Whoever waits drives the lane; works launched with async_op have a
+/// thread of the lane's own, so that a message that is late holds up nothing but its lane.
 
 #include <condition_variable>
 #include <deque>
@@ -19,13 +20,14 @@ class ShmWork;
 /// Works that execute one after the other.
 struct ShmLane {
   std::deque<std::shared_ptr<ShmWork>> pending;
-  bool is_driven = false;  ///< some thread is inside execute()
+  bool is_driven = false;                      ///< some thread is inside execute()
+  std::deque<std::shared_ptr<ShmWork>> async;  ///< those that `thread` drives
+  std::thread thread;  ///< started by the first async_op, joined by the group's close()
 };
 
 class ShmBackend::Group {
  public:
-  Group(std::shared_ptr<shm::Context> context_in, Options options_in)
-      : context(std::move(context_in)), options(std::move(options_in)) {}
+  Group(std::shared_ptr<shm::Context> context_in, Options options_in);
   ~Group();
   Group(const Group&) = delete;
   Group& operator=(const Group&) = delete;
@@ -41,7 +43,9 @@ class ShmBackend::Group {
 
   /// Runs the lane of `work` until it is done or the deadline passes; false on the deadline.
   bool drive(ShmWork& work, Deadline deadline);
-  void enqueue(const std::shared_ptr<ShmWork>& work, bool async_op);
+  void enqueue(const std::shared_ptr<ShmWork>& work);
+  /// Lets an enqueued work progress without a waiter.
+  void drive_in_background(const std::shared_ptr<ShmWork>& work);
   /// Remembers the first failure; every later operation ends with it.
   void fail(const Error& error);
   [[nodiscard]] std::optional<Error> failure() const;
@@ -50,7 +54,9 @@ class ShmBackend::Group {
   void post_notice(const Error& error);
   /// What a peer's notice means for an operation of this rank.
   [[nodiscard]] Error read_notice(int peer, const WorkDescriptor& what) const;
-  /// Ends what is pending and joins the group's thread; pending works hold the group, so the
+  /// Where a rank of the job waits for this one in a collective of this group, or "".
+  [[nodiscard]] std::string where_it_waits(int global_rank) const;
+  /// Ends what is pending and joins the group's threads; pending works hold the group, so the
   /// backend calls this before it lets go.
   void close();
 
@@ -72,17 +78,14 @@ class ShmBackend::Group {
   std::vector<std::deque<SentMessage>> unread;
 
  private:
-  void run_async();
+  void run_async(ShmLane& lane);
   ShmLane& lane_of(const ShmWork& work);
 
   mutable std::mutex mutex_;
   std::condition_variable changed_;
-  std::optional<Error> failure_;                      // guarded by mutex_
-  ShmLane collectives_;                               // guarded by mutex_
-  std::vector<ShmLane> sends_, receives_;             // guarded by mutex_
-  std::deque<std::shared_ptr<ShmWork>> async_works_;  // guarded by mutex_
-  bool stopping_ = false;                             // guarded by mutex_
-  std::thread async_thread_;  // started by the first async_op, joined by the destructor
+  std::optional<Error> failure_;  // guarded by mutex_
+  std::vector<ShmLane> lanes_;    // guarded by mutex_: collectives, sends by peer, receives by peer
+  bool stopping_ = false;         // guarded by mutex_
 };
 
 /// One operation; execute() is a state machine that may be left at a deadline and entered again.
@@ -111,8 +114,11 @@ class ShmWork final : public Work {
   bool execute_send(Deadline deadline);
   bool execute_recv(Deadline deadline);
   void announce();
-  /// Waits for one peer's clock; false means "stop here" with `*finished` telling why.
+  /// Waits for one peer's clock; false means "stop here" with `*finished` telling why. What happens
+  /// to the other peers meanwhile is seen too.
   bool await_peer(int peer, shm::Clock& clock, uint32_t target, Deadline deadline, bool* finished);
+  [[nodiscard]] std::optional<Error> fault_of_others(int awaited) const;
+  [[nodiscard]] Error lost_error(int peer) const;
   [[nodiscard]] bool must_leave_after(int peer) const;
   [[nodiscard]] std::optional<Error> compare_contract(int peer,
                                                       const WrittenDescriptor& theirs) const;

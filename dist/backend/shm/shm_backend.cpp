@@ -43,6 +43,8 @@ Result<std::unique_ptr<ShmBackend>> ShmBackend::open(std::shared_ptr<shm::Contex
     std::byte* at = group->peer(peer).arena->at(std::stoll(offset), nbytes);
     group->blocks.push_back(reinterpret_cast<shm::ControlBlock*>(at));
   }
+  group->context->add_observer(group.get(),
+                               [raw = group.get()](int rank) { return raw->where_it_waits(rank); });
   return std::unique_ptr<ShmBackend>(new ShmBackend(std::move(group)));
 }
 
@@ -62,9 +64,10 @@ std::shared_ptr<Work> ShmBackend::launch(CollectiveRequest request) {
   const bool async_op = request.async_op;
   const bool is_send = request.descriptor.kind == CollectiveKind::kSend;
   auto work = std::make_shared<ShmWork>(group_, std::move(request));
-  group_->enqueue(work, async_op);
+  group_->enqueue(work);
   // A send is buffered: it leaves now unless the peer is far behind.
-  if (is_send) group_->drive(*work, Deadline::after(Duration::zero()));
+  const bool is_over = is_send && group_->drive(*work, Deadline::after(Duration::zero()));
+  if (async_op && !is_over) group_->drive_in_background(work);
   return work;
 }
 

@@ -2,21 +2,20 @@
 
 #include <algorithm>
 
+#include "dist/backend/shm/copy_bytes.h"
 #include "dist/backend/shm/group.h"
-#include "dist/group/reduce.h"
 
 namespace muster {
 namespace {
 using shm::Announcement;
+using shm::bytes_of;
 using shm::Context;
 using shm::ControlBlock;
+using shm::copy_bytes;
 using shm::WaitOutcome;
 
-std::byte* bytes_of(const Tensor& tensor) { return static_cast<std::byte*>(tensor.data_ptr()); }
-
-void copy_bytes(std::byte* to, const std::byte* from, int64_t nbytes) {
-  if (nbytes > 0 && to != from) std::memcpy(to, from, static_cast<size_t>(nbytes));
-}
+// How long one peer is waited for before the others are looked at.
+constexpr Duration kTurn = 50ms;
 
 bool reads_root_only(CollectiveKind kind) {
   return kind == CollectiveKind::kBroadcast || kind == CollectiveKind::kScatter;
@@ -36,8 +35,10 @@ Result<void> ShmWork::wait(Deadline deadline) {
     std::string late;
     for (const int peer : late_ranks()) {
       const uint32_t ticks = group_->block(peer).clock.ticks.load(std::memory_order_acquire);
-      late +=
-          fmt::format("\n  {} has not arrived; its last is #{}", group_->name_of(peer), ticks / 2);
+      const std::string place =
+          group_->context->where_it_waits(group_->options.global_ranks[static_cast<size_t>(peer)]);
+      late += fmt::format("\n  {} has not arrived; its last is #{}{}{}", group_->name_of(peer),
+                          ticks / 2, place.empty() ? "" : "; it waits for this rank in ", place);
     }
     return make_error(ErrorCode::kTimeout, "{}: the deadline passed; it is still pending{}",
                       descriptor().describe(), late);
@@ -104,27 +105,63 @@ bool ShmWork::execute(Deadline deadline) {
 bool ShmWork::await_peer(int peer, shm::Clock& clock, uint32_t target, Deadline deadline,
                          bool* finished) {
   ControlBlock& block = group_->block(peer);
-  const WaitOutcome outcome = group_->context->wait_for(
-      clock, target, group_->peer(peer), {block.aborted, group_->is_aborted}, deadline);
   *finished = true;
-  switch (outcome) {
-    case WaitOutcome::kReached:
-      return true;
-    case WaitOutcome::kDeadline:
+  while (true) {
+    const Deadline turn = Deadline::after(std::min(kTurn, deadline.left()));
+    switch (group_->context->wait_for(clock, target, group_->peer(peer),
+                                      {block.aborted, group_->is_aborted}, turn)) {
+      case WaitOutcome::kReached:
+        return true;
+      case WaitOutcome::kPeerAborted:
+        finish(group_->read_notice(peer, descriptor()));
+        return false;
+      case WaitOutcome::kAborted:
+        finish(group_->failure());
+        return false;
+      case WaitOutcome::kPeerLost:
+        finish(lost_error(peer));
+        return false;
+      case WaitOutcome::kDeadline:
+        break;
+    }
+    if (std::optional<Error> fault = fault_of_others(peer)) {
+      finish(std::move(fault));
+      return false;
+    }
+    if (deadline.passed()) {
       *finished = false;
       return false;
-    case WaitOutcome::kPeerAborted:
-      finish(group_->read_notice(peer, descriptor()));
-      return false;
-    case WaitOutcome::kAborted:
-      finish(group_->failure());
-      return false;
-    case WaitOutcome::kPeerLost:
-      break;
+    }
   }
-  finish(make_error(ErrorCode::kPeerLost, "{}: {} (pid {}) has ended", descriptor().describe(),
-                    group_->name_of(peer), group_->peer(peer).pid));
-  return false;
+}
+
+// The one that is waited for may be late for long: what is wrong among the others is said before.
+std::optional<Error> ShmWork::fault_of_others(int awaited) const {
+  const CollectiveKind kind = descriptor().kind;
+  const bool is_pair = kind == CollectiveKind::kSend || kind == CollectiveKind::kRecv;
+  const auto arrived = static_cast<uint32_t>(2 * descriptor().seq - 1);
+  for (int peer = 0; peer < group_->size(); ++peer) {
+    if (peer == awaited || peer == group_->options.group_rank) continue;
+    ControlBlock& block = group_->block(peer);
+    if (block.aborted.load(std::memory_order_acquire) != 0)
+      return group_->read_notice(peer, descriptor());
+    if (is_pair) continue;
+    const bool has_ended = Context::has_ended(group_->peer(peer));
+    const uint32_t ticks = block.clock.ticks.load(std::memory_order_acquire);
+    const uint32_t needed = must_leave_after(peer) ? arrived + 1 : arrived;
+    if (has_ended && static_cast<int32_t>(ticks - needed) < 0) return lost_error(peer);
+    if (stage_ != Stage::kArriving || static_cast<int32_t>(ticks - arrived) < 0) continue;
+    if (std::optional<Error> diverged =
+            compare_contract(peer, block.announcements[descriptor().seq % 2].descriptor)) {
+      return diverged;
+    }
+  }
+  return std::nullopt;
+}
+
+Error ShmWork::lost_error(int peer) const {
+  return make_error(ErrorCode::kPeerLost, "{}: {} (pid {}) has ended", descriptor().describe(),
+                    group_->name_of(peer), group_->peer(peer).pid);
 }
 
 std::optional<Error> ShmWork::compare_contract(int peer, const WrittenDescriptor& theirs) const {
@@ -238,197 +275,6 @@ bool ShmWork::execute_collective(Deadline deadline) {
       return finished;
   }
   copy_staged_output();
-  finish(std::nullopt);
-  return true;
-}
-
-const std::byte* ShmWork::input_of(int peer, int64_t nbytes) const {
-  const Announcement& slot = group_->block(peer).announcements[descriptor().seq % 2];
-  if (is_inline_) return slot.payload;
-  if (nbytes == 0) return nullptr;
-  return group_->peer(peer).arena->at(slot.input_offset, nbytes);
-}
-
-void ShmWork::act_all_reduce() {
-  const Tensor& tensor = request_.outputs[0];
-  const int64_t count = tensor.numel();
-  const int64_t item = item_nbytes(tensor.dtype());
-  const auto size = static_cast<size_t>(group_->size());
-  std::vector<const std::byte*> sources(size);
-  for (size_t r = 0; r < size; ++r) sources[r] = input_of(static_cast<int>(r), tensor.nbytes());
-  if (is_inline_)
-    return reduce_buffers(descriptor().op, tensor.dtype(), bytes_of(tensor), sources, count);
-  std::vector<std::byte*> targets(size);
-  for (size_t r = 0; r < size; ++r) {
-    const Announcement& slot =
-        group_->block(static_cast<int>(r)).announcements[descriptor().seq % 2];
-    targets[r] = group_->peer(static_cast<int>(r)).arena->at(slot.output_offset, tensor.nbytes());
-  }
-  // Each rank owns one stretch, reduces it from all and writes it to all; nobody else touches it.
-  const int64_t each = (count + group_->size() - 1) / group_->size();
-  const int64_t begin = std::min(count, each * group_->options.group_rank);
-  const int64_t end = std::min(count, begin + each);
-  constexpr int64_t kTile = 4096;
-  alignas(64) std::byte tile[kTile * 8];
-  for (int64_t from = begin; from < end; from += kTile) {
-    const int64_t n = std::min(kTile, end - from);
-    std::vector<const std::byte*> at(size);
-    for (size_t r = 0; r < size; ++r) at[r] = sources[r] + from * item;
-    reduce_buffers(descriptor().op, tensor.dtype(), tile, at, n);
-    for (std::byte* target : targets) copy_bytes(target + from * item, tile, n * item);
-  }
-}
-
-// Each rank's input goes to its outputs in order: one tensor for all, or P tensors a rank.
-void ShmWork::act_gather() {
-  const auto& outputs = request_.outputs;
-  const int64_t own = request_.inputs[0].nbytes();
-  if (outputs.size() == 1) {
-    for (int r = 0; r < group_->size(); ++r)
-      copy_bytes(bytes_of(outputs[0]) + r * own, input_of(r, own), own);
-    return;
-  }
-  const size_t per_rank = outputs.size() / static_cast<size_t>(group_->size());
-  for (int r = 0; r < group_->size(); ++r) {
-    const std::span<const Tensor> mine(outputs.data() + static_cast<size_t>(r) * per_rank,
-                                       per_rank);
-    int64_t nbytes = 0;
-    for (const Tensor& output : mine) nbytes += output.nbytes();
-    const std::byte* from = input_of(r, nbytes);
-    for (const Tensor& output : mine) {
-      copy_bytes(bytes_of(output), from, output.nbytes());
-      from += output.nbytes();
-    }
-  }
-}
-
-void ShmWork::act_all_to_all() {
-  const int size = group_->size();
-  const int own = group_->options.group_rank;
-  for (int peer = 0; peer < size; ++peer) {
-    const Tensor& output = request_.outputs[static_cast<size_t>(peer)];
-    const Tensor& input = request_.inputs[static_cast<size_t>(peer)];
-    // What a rank sends to each, then what it expects of each: both sides of a pair see a mismatch.
-    const int64_t table_nbytes = 2 * size * static_cast<int64_t>(sizeof(int64_t));
-    const auto* sends = reinterpret_cast<const int64_t*>(input_of(peer, table_nbytes));
-    const int64_t* expects = sends + size;
-    WrittenDescriptor mine;
-    mine.write(descriptor());
-    const Announcement& slot = group_->block(peer).announcements[descriptor().seq % 2];
-    std::optional<Error> diverged =
-        compare_pieces(group_->options.group_name, size, {mine, group_->name_of(own)},
-                       {slot.descriptor, group_->name_of(peer)}, {input.nbytes(), output.nbytes()},
-                       {sends[own], expects[own]});
-    if (diverged) throw std::move(*diverged);
-    int64_t offset = table_nbytes;
-    for (int i = 0; i < own; ++i) offset += sends[i];
-    copy_bytes(bytes_of(output), input_of(peer, offset + sends[own]) + offset, output.nbytes());
-  }
-}
-
-void ShmWork::act() {
-  const int own = group_->options.group_rank;
-  const bool is_root = own == request_.root;
-  const auto size = static_cast<size_t>(group_->size());
-  switch (descriptor().kind) {
-    case CollectiveKind::kAllReduce:
-      return act_all_reduce();
-    case CollectiveKind::kAllToAll:
-      return act_all_to_all();
-    case CollectiveKind::kAllGather:
-    case CollectiveKind::kGather:
-      if (descriptor().kind == CollectiveKind::kAllGather || is_root) act_gather();
-      return;
-    case CollectiveKind::kReduceScatter:
-    case CollectiveKind::kReduce: {
-      if (descriptor().kind == CollectiveKind::kReduce && !is_root) return;
-      const Tensor& output = request_.outputs[0];
-      const int64_t from =
-          descriptor().kind == CollectiveKind::kReduceScatter ? own * output.nbytes() : 0;
-      if (output.numel() == 0) return;
-      std::vector<const std::byte*> sources(size);
-      for (size_t r = 0; r < size; ++r) {
-        sources[r] = input_of(static_cast<int>(r), from + output.nbytes()) + from;
-      }
-      return reduce_buffers(descriptor().op, output.dtype(), bytes_of(output), sources,
-                            output.numel());
-    }
-    case CollectiveKind::kBroadcast:
-      return copy_bytes(bytes_of(request_.outputs[0]),
-                        input_of(request_.root, request_.outputs[0].nbytes()),
-                        request_.outputs[0].nbytes());
-    case CollectiveKind::kScatter: {
-      const Tensor& output = request_.outputs[0];
-      const int64_t from = own * output.nbytes();
-      const std::byte* source = input_of(request_.root, from + output.nbytes());
-      return copy_bytes(bytes_of(output), source == nullptr ? nullptr : source + from,
-                        output.nbytes());
-    }
-    case CollectiveKind::kBarrier:
-    case CollectiveKind::kSend:
-    case CollectiveKind::kRecv:
-      return;
-  }
-}
-
-// all_reduce of a tensor outside the arena left its result in the staging block.
-void ShmWork::copy_staged_output() {
-  if (descriptor().kind == CollectiveKind::kAllReduce && staged_ != nullptr) {
-    copy_bytes(bytes_of(request_.outputs[0]), staged_, request_.outputs[0].nbytes());
-  }
-}
-
-bool ShmWork::execute_send(Deadline deadline) {
-  const int own = group_->options.group_rank;
-  const int peer = request_.root;
-  const auto seq = static_cast<uint32_t>(descriptor().seq);
-  shm::Clock& taken = shm::taken(group_->block(peer), group_->size(), own);
-  bool finished = false;
-  if (seq > shm::kMessagesInFlight &&
-      !await_peer(peer, taken, seq - shm::kMessagesInFlight, deadline, &finished)) {
-    return finished;
-  }
-  SharedArena& arena = group_->context->arena();
-  auto& unread = group_->unread[static_cast<size_t>(peer)];
-  const uint32_t read = taken.ticks.load(std::memory_order_acquire);
-  while (!unread.empty() && static_cast<int32_t>(read - unread.front().seq) >= 0) {
-    arena.deallocate(unread.front().data, unread.front().nbytes);
-    unread.pop_front();
-  }
-  const Tensor& tensor = request_.inputs[0];
-  shm::Outbox& box = shm::outbox(group_->own_block(), peer);
-  shm::Message& message = box.ring[(seq - 1) % shm::kMessagesInFlight];
-  message.descriptor.write(descriptor());
-  message.nbytes = tensor.nbytes();
-  if (message.nbytes > 0) {
-    void* copy = arena.allocate(message.nbytes);
-    copy_bytes(static_cast<std::byte*>(copy), bytes_of(tensor), message.nbytes);
-    message.offset = arena.offset_of(copy);
-    unread.push_back({seq, copy, message.nbytes});
-  }
-  Context::advance(box.sent, seq);
-  finish(std::nullopt);
-  return true;
-}
-
-bool ShmWork::execute_recv(Deadline deadline) {
-  const int own = group_->options.group_rank;
-  const int peer = request_.root;
-  const auto seq = static_cast<uint32_t>(descriptor().seq);
-  shm::Outbox& box = shm::outbox(group_->block(peer), own);
-  bool finished = false;
-  if (!await_peer(peer, box.sent, seq, deadline, &finished)) return finished;
-  const shm::Message& message = box.ring[(seq - 1) % shm::kMessagesInFlight];
-  if (std::optional<Error> diverged = compare_contract(peer, message.descriptor)) {
-    finish(std::move(diverged));
-    return true;
-  }
-  const Tensor& tensor = request_.outputs[0];
-  if (message.nbytes > 0) {
-    copy_bytes(bytes_of(tensor), group_->peer(peer).arena->at(message.offset, message.nbytes),
-               tensor.nbytes());
-  }
-  Context::advance(shm::taken(group_->own_block(), group_->size(), peer), seq);
   finish(std::nullopt);
   return true;
 }

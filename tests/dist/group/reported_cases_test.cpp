@@ -1,44 +1,23 @@
-// What users of other process groups have reported, as cases for every backend.
+// What users of other process groups have reported: results and orders of calls.
+#include "tests/dist/group/reported_cases.h"
+
 #include <fmt/format.h>
 
-#include <cmath>
-#include <csignal>
 #include <cstring>
 #include <random>
 #include <tuple>
 
 #include "dist/group/reduce.h"
-#include "tests/support_ranks/ranks.h"
 
 namespace muster {
 namespace {
-using testing::BackendMember;
+using testing::expect_all;
 using testing::FailsWith;
+using testing::filled;
 using ::testing::HasSubstr;
 using testing::RankContext;
 
-class ReportedCases : public ::testing::TestWithParam<BackendMember> {
- protected:
-  static void run_ranks(int world, const std::function<void(RankContext&)>& body) {
-    testing::run_ranks(world, body, 60s, GetParam().name);
-  }
-  static std::unique_ptr<testing::World> spawn_ranks(int world, const std::string& body) {
-    return std::make_unique<testing::World>(world, body, 60s, GetParam().name);
-  }
-};
-INSTANTIATE_TEST_SUITE_P(Backends, ReportedCases, ::testing::ValuesIn(testing::backend_members()),
-                         [](const auto& p) { return p.param.name; });
-
-Tensor filled(int64_t count, float value) {
-  Tensor tensor = empty_from_spec(TensorSpec::contiguous({count}, DType::kF32));
-  std::fill_n(tensor.data<float>(), count, value);
-  return tensor;
-}
-
-void expect_all(const Tensor& tensor, float value) {
-  for (int64_t i = 0; i < tensor.numel(); ++i)
-    ASSERT_EQ(tensor.data<float>()[i], value) << "element " << i;
-}
+SUITE_ON_EVERY_BACKEND(ReportedCases);
 
 TEST_P(ReportedCases, ReduceScatterAppliesTheOperationThatWasAsked) {
   run_ranks(2, [](RankContext& ctx) {
@@ -113,139 +92,30 @@ TEST_P(ReportedCases, SubgroupsMessagesAndBarriersMix) {
   });
 }
 
-RANK_BODY(waits_for_a_first_message) {
-  const Tensor x = filled(1 << 16, 0);
-  static_cast<void>(ctx.group());
-  ctx.hold_at("before recv", ctx.group_rank() == 0);
-  ctx.report(ctx.group().recv(x, 0)->wait(ctx.deadline()));
-}
-
-TEST_P(ReportedCases, AKillDuringTheFirstMessageIsNamedByAllWhoWait) {
-  const auto world = spawn_ranks(3, "waits_for_a_first_message");
-  for (int rank = 0; rank < 3; ++rank) world->await_hold(rank, "before recv");
-  world->kill(0, SIGKILL);
-  for (const int rank : {1, 2})
-    EXPECT_THAT(world->outcome(rank), FailsWith(ErrorCode::kPeerLost, HasSubstr("group rank 0")));
-}
-
-RANK_BODY(meets_a_deadline) {
-  const Tensor x = filled(1 << 16, 1);
-  ctx.group().run(ctx.group().all_reduce(x));
-  ctx.hold_at("before all_reduce", ctx.group_rank() == 2);
-  ctx.report(ctx.group().all_reduce(x)->wait(Deadline::after(300ms)));
-}
-
-TEST_P(ReportedCases, AStoppedPeerIsNamedAtTheDeadline) {
-  const auto world = spawn_ranks(3, "meets_a_deadline");
-  for (int rank = 0; rank < 3; ++rank) world->await_hold(rank, "before all_reduce");
-  world->kill(2, SIGSTOP);
-  for (const int rank : {0, 1}) {
-    EXPECT_THAT(world->outcome(rank),
-                FailsWith(ErrorCode::kTimeout,
-                          HasSubstr("group rank 2 (global 2) has not arrived; its last is #1")));
-  }
-  world->kill(2, SIGCONT);
-  world->release_hold(2, "before all_reduce");
-}
-
-TEST_P(ReportedCases, TwoGroupsInOppositeOrderEndAtTheDeadlineWithBothSites) {
-  run_ranks(2, [](RankContext& ctx) {
-    const auto a = ctx.group().subgroup("a", {0, 1}, ctx.deadline()).value();
-    const auto b = ctx.group().subgroup("b", {0, 1}, ctx.deadline()).value();
-    ProcessGroup& first = ctx.group_rank() == 0 ? *a : *b;
-    EXPECT_THAT(first.barrier()->wait(Deadline::after(100ms)),
-                FailsWith(ErrorCode::kTimeout, HasSubstr(first.name() + " at tests/dist/group")));
-    ASSERT_OK(ctx.group().barrier()->wait(ctx.deadline()));
-  });
-}
-
-TEST_P(ReportedCases, AMismatchOfTwoRanksEndsTheThirdToo) {
-  run_ranks(3, [](RankContext& ctx) {
-    const int rank = ctx.group_rank();
-    std::vector<Tensor> in, out;
-    for (int peer = 0; peer < 3; ++peer) {
-      in.push_back(filled(4, 0));
-      out.push_back(filled(rank == 0 && peer == 1 ? 5 : 4, 0));
+// Reported as pytorch#46181: half of the ranks took the root for a global rank, and the rest hung.
+TEST_P(ReportedCases, ARootThatIsNotInTheGroupIsNamedBeforeAnythingIsSent) {
+  run_ranks(4, [](RankContext& ctx) {
+    const bool is_even = ctx.group_rank() % 2 == 0;
+    const std::vector<int> members = is_even ? std::vector<int>{0, 2} : std::vector<int>{1, 3};
+    const auto group =
+        ctx.group().subgroup(is_even ? "even" : "odd", members, ctx.deadline()).value();
+    const std::string ranks = is_even ? "global ranks [0, 2]" : "global ranks [1, 3]";
+    const int stranger = is_even ? 1 : 0;
+    EXPECT_ERROR(static_cast<void>(group->group_rank_of(stranger)), ErrorCode::kInvalidArgument,
+                 HasSubstr(fmt::format("{}; got {}", ranks, stranger)));
+    const Tensor x = filled(4, static_cast<float>(ctx.group_rank()));
+    for (const int root : {2, -1}) {
+      const auto names_it = HasSubstr(fmt::format("{}; got {}", ranks, root));
+      EXPECT_ERROR(group->broadcast(x, root), ErrorCode::kInvalidArgument, names_it);
+      EXPECT_ERROR(group->reduce(x, root), ErrorCode::kInvalidArgument, names_it);
+      EXPECT_ERROR(group->gather({}, x, root), ErrorCode::kInvalidArgument, names_it);
+      EXPECT_ERROR(group->scatter(x, {}, root), ErrorCode::kInvalidArgument, names_it);
+      EXPECT_ERROR(group->send(x, root), ErrorCode::kInvalidArgument, names_it);
+      EXPECT_ERROR(group->recv(x, root), ErrorCode::kInvalidArgument, names_it);
     }
-    const TimePoint start = real_clock().now();
-    EXPECT_THAT(ctx.group().all_to_all(out, in)->wait(ctx.deadline()),
-                FailsWith(ErrorCode::kMismatch, HasSubstr("sends 16 bytes to group rank 0")));
-    // All know at once; the margin is for a machine that is busy.
-    EXPECT_LT(real_clock().now() - start, 10s);
-  });
-}
-
-TEST_P(ReportedCases, AnAbortIsToldToPeersThatWait) {
-  run_ranks(2, [](RankContext& ctx) {
-    const Tensor x = filled(8, 1);
-    static_cast<void>(ctx.group());
-    if (ctx.group_rank() == 0) {
-      ctx.group().abort("the loss is not finite");
-      return;
-    }
-    EXPECT_THAT(ctx.group().all_reduce(x)->wait(ctx.deadline()),
-                FailsWith(ErrorCode::kAborted, HasSubstr("the loss is not finite")));
-  });
-}
-
-TEST_P(ReportedCases, AnAbortAmidLargeTransfersLetsGoOfTheirMemory) {
-  run_ranks(2, [](RankContext& ctx) {
-    for (int round = 0; round < 8; ++round) {
-      const auto group =
-          ctx.group().subgroup(fmt::format("round{}", round), {0, 1}, ctx.deadline()).value();
-      std::vector<ProcessGroup::WorkPtr> works;
-      for (int i = 0; i < 3; ++i)
-        works.push_back(group->all_reduce(filled(1 << 20, 1), ReduceOp::kSum, true));
-      if (ctx.group_rank() == round % 2) group->abort("in the middle");
-      for (const auto& work : works) {
-        const Result<void> outcome = work->wait(ctx.deadline());
-        if (!outcome.ok()) {
-          EXPECT_THAT(outcome, FailsWith(ErrorCode::kAborted, HasSubstr("in the middle")));
-        }
-      }
-      static_cast<void>(filled(3 << 20, NAN));  // takes the memory
-    }
-    ASSERT_OK(ctx.group().barrier()->wait(ctx.deadline()));
-  });
-}
-
-RANK_BODY(reduces_until_it_fails) {
-  const Tensor x = filled(4 << 20, 1);
-  ctx.group().run(ctx.group().all_reduce(x));
-  ctx.hold_at("busy", false);
-  Result<void> outcome;
-  while (outcome.ok()) outcome = ctx.group().all_reduce(x)->wait(ctx.deadline());
-  ctx.report(outcome);
-}
-
-TEST_P(ReportedCases, AKillAmidLargeTransfersIsNamedByAllSurvivors) {
-  const auto world = spawn_ranks(3, "reduces_until_it_fails");
-  for (int rank = 0; rank < 3; ++rank) world->await_hold(rank, "busy");
-  world->kill(1, SIGKILL);
-  for (const int rank : {0, 2})
-    EXPECT_THAT(world->outcome(rank), FailsWith(ErrorCode::kPeerLost, HasSubstr("group rank 1")));
-}
-
-TEST_P(ReportedCases, BuffersLiveUntilAnAsyncOperationIsDone) {
-  run_ranks(2, [](RankContext& ctx) {
-    std::vector<std::pair<ProcessGroup::WorkPtr, Tensor>> flying;
-    for (int round = 0; round < 40; ++round) {
-      const int64_t count = 1 + (round * 7919) % 50000;
-      Tensor kept = filled(count, static_cast<float>(round + 1));
-      {
-        // No handle but the operation's own is left.
-        const Tensor in = filled(count, static_cast<float>(round));
-        const Tensor out = filled(2 * count, -1);
-        static_cast<void>(ctx.group().all_gather_into_tensor(out, in, true));
-      }
-      static_cast<void>(filled(count, NAN));  // takes the memory if it was freed
-      flying.emplace_back(ctx.group().all_reduce(kept, ReduceOp::kSum, true), kept);
-    }
-    for (int round = 0; round < 40; ++round) {
-      auto& [work, tensor] = flying[static_cast<size_t>(round)];
-      ASSERT_OK(work->wait(ctx.deadline()));
-      expect_all(tensor, static_cast<float>(2 * (round + 1)));
-    }
+    EXPECT_TRUE(group->recorder().last(10).empty());
+    ASSERT_OK(group->broadcast(x, group->group_rank_of(members[1]))->wait(ctx.deadline()));
+    expect_all(x, static_cast<float>(members[1]));
   });
 }
 

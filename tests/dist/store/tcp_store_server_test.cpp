@@ -254,7 +254,7 @@ TEST(TcpStoreServer, AThousandIdleConnectionsCostLittle) {
   await_connections(*server, 1);
 }
 
-// Half of them never say a word, a quarter stops inside its first bytes, a quarter asks for a page.
+// A quarter each never says a word, asks for a page, makes noise and stops inside its first bytes.
 TEST(TcpStoreServer, TenThousandStrangersOrAllThatFitLeaveTheStoreAtWork) {
   std::mutex mutex;
   std::vector<std::string> reports;
@@ -269,6 +269,8 @@ TEST(TcpStoreServer, TenThousandStrangersOrAllThatFitLeaveTheStoreAtWork) {
   ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &limit), 0);
   // Both ends are in this process.
   const auto count = static_cast<int>(std::min<rlim_t>(10000, (limit.rlim_cur - 500) / 2));
+  std::printf("%d strangers\n", count);
+  std::mt19937 random(20240611);
   const auto server = serve(std::move(options));
   TcpStoreOptions client_options;
   client_options.port = server->port();
@@ -278,6 +280,11 @@ TEST(TcpStoreServer, TenThousandStrangersOrAllThatFitLeaveTheStoreAtWork) {
   for (int i = 0; i < count; ++i) {
     strangers.push_back(std::make_unique<RawClient>(server->port()));
     if (i % 4 == 1) strangers.back()->send("GET / HTTP/1.1\r\nHost: here\r\n\r\n");
+    if (i % 4 == 2) {
+      std::string noise(1 + random() % 200, '\0');
+      for (char& byte : noise) byte = static_cast<char>(random());
+      strangers.back()->send(noise);
+    }
     if (i % 4 == 3) strangers.back()->send(std::string(1, '\0'));
     if (i % 500 == 0) {
       ASSERT_EQ(store->add("n", 1).value(), i / 500 + 1);

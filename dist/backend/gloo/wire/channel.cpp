@@ -205,6 +205,11 @@ void Channel::handle_early_data(int peer, uint64_t slot, std::string payload) {
   finish(posted);
 }
 
+std::string Channel::where_it_waits(int peer) {
+  const std::lock_guard delivery(delivery_mutex_);
+  return listener_ != nullptr ? listener_->where_it_waits(peer) : std::string();
+}
+
 void Channel::peer_gone(int peer, const PeerEnd& end) {
   {
     const std::lock_guard lock(mutex_);

@@ -35,6 +35,8 @@ class ChannelListener {
   /// kContract, kMessage or kNotice.
   virtual void on_frame(int peer, const FrameHeader& header, const std::string& payload) = 0;
   virtual void on_peer_gone(int peer, const PeerEnd& end) = 0;
+  /// Where `peer` waits for this rank in the listener's group, or "". @thread any
+  [[nodiscard]] virtual std::string where_it_waits(int peer) = 0;
 };
 
 class Channel {
@@ -44,6 +46,7 @@ class Channel {
   Channel& operator=(const Channel&) = delete;
 
   [[nodiscard]] uint64_t id() const noexcept { return id_; }
+  [[nodiscard]] Mesh& mesh() const noexcept { return mesh_; }
 
   /// Tells the members that this rank is here, and waits for them.
   /// @error kTimeout names who is missing; kPeerLost
@@ -75,6 +78,8 @@ class Channel {
   void finish(const TransferPtr& transfer);
   void handle(int peer, const FrameHeader& header, std::string payload);
   void peer_gone(int peer, const PeerEnd& end);
+  /// The listener's answer. @thread any
+  [[nodiscard]] std::string where_it_waits(int peer);
 
  private:
   using Place = std::pair<int, uint64_t>;  // peer, slot

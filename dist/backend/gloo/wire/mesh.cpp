@@ -207,6 +207,19 @@ std::shared_ptr<Channel> Mesh::channel_of(const std::string& group_name,
   return find_or_make(id);
 }
 
+std::string Mesh::where_it_waits(int peer) {
+  std::vector<std::shared_ptr<Channel>> channels;
+  {
+    const std::lock_guard lock(mutex_);
+    for (const auto& [id, channel] : channels_) channels.push_back(channel);
+  }
+  std::vector<std::string> places;
+  for (const auto& channel : channels) {
+    if (std::string place = channel->where_it_waits(peer); !place.empty()) places.push_back(place);
+  }
+  return fmt::format("{}", fmt::join(places, " and in "));
+}
+
 void Mesh::close_channel(uint64_t id) {
   const std::lock_guard lock(mutex_);
   // Messages that were sent and not yet fetched outlive their group.

@@ -54,6 +54,10 @@ class Mesh final : public FrameSink {
   /// The channel of a group: the same on all members that open it the same number of times.
   [[nodiscard]] std::shared_ptr<Channel> channel_of(const std::string& group_name,
                                                     const std::vector<int>& members);
+  /// Where a peer waits for this rank, in all groups: "barrier #1 in group b at
+  /// train/loop.cpp:88", several joined by " and in ", or "". @thread any that holds no group's
+  /// lock
+  [[nodiscard]] std::string where_it_waits(int peer);
   /// Drops a channel and what still comes for it.
   void close_channel(uint64_t id);
 

@@ -176,7 +176,9 @@ TEST(Mesh, TenThousandIdleConnectionsDoNotKeepARankOut) {
   ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &limit), 0);
   limit.rlim_cur = limit.rlim_max;
   ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &limit), 0);
+  // Only 1024 of them are kept by the rank, which is in this process.
   const auto count = std::min<rlim_t>(10000, limit.rlim_cur - 2000);
+  std::printf("%llu idle connections\n", static_cast<unsigned long long>(count));
   LonelyRank rank;
   std::vector<net::UniqueFd> idle;
   for (rlim_t i = 0; i < count; ++i) idle.push_back(rank.connect());
