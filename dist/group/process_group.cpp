@@ -83,6 +83,7 @@ std::string WorkDescriptor::describe() const {
     text += fmt::format(" {}", to_string(op));
   }
   if (peer != kNoPeer) text += fmt::format(" peer {}", peer);
+  if (!label.empty()) text += fmt::format(" for {}", label);
   return text + fmt::format(" in group {} at {}:{}", group, file, line);
 }
 
@@ -103,7 +104,8 @@ ProcessGroup::~ProcessGroup() = default;
 ProcessGroup::WorkPtr ProcessGroup::launch(CollectiveKind kind, ReduceOp op, int peer,
                                            std::vector<Tensor> outputs, std::vector<Tensor> inputs,
                                            const Tensor* agreed, uint64_t extra_contract,
-                                           bool async_op, const Site& site) {
+                                           bool async_op, const Site& site,
+                                           std::string_view label) {
   CollectiveRequest request;
   WorkDescriptor& descriptor = request.descriptor;
   descriptor.kind = kind;
@@ -112,6 +114,7 @@ ProcessGroup::WorkPtr ProcessGroup::launch(CollectiveKind kind, ReduceOp op, int
   descriptor.peer = peer;
   descriptor.file = site.file_name();
   descriptor.line = site.line();
+  descriptor.label = label;
   if (agreed != nullptr) {
     descriptor.sizes = DimVector(agreed->sizes());
     descriptor.dtype = agreed->dtype();
@@ -141,6 +144,7 @@ ProcessGroup::WorkPtr ProcessGroup::launch(CollectiveKind kind, ReduceOp op, int
   request.outputs = std::move(outputs);
   request.root = peer;
   request.async_op = async_op;
+  if (!label.empty()) contract = hash_combine(contract, hash_text(label));
   ++launched_[static_cast<size_t>(kind)];
   WorkPtr work = backend_->launch(std::move(request));
   recorder_.record(work);
@@ -162,11 +166,11 @@ int ProcessGroup::group_rank_of(int global_rank) const {
 }
 
 ProcessGroup::WorkPtr ProcessGroup::all_reduce(const Tensor& tensor, ReduceOp op, bool async_op,
-                                               Site site) {
+                                               Site site, std::string_view label) {
   check_tensor(CollectiveKind::kAllReduce, tensor, "tensor");
   check_reduce(CollectiveKind::kAllReduce, op, tensor);
   return launch(CollectiveKind::kAllReduce, op, kNoPeer, {tensor}, {tensor}, &tensor, 0, async_op,
-                site);
+                site, label);
 }
 
 ProcessGroup::WorkPtr ProcessGroup::all_gather_into_tensor(const Tensor& output,
@@ -184,7 +188,8 @@ ProcessGroup::WorkPtr ProcessGroup::all_gather_into_tensor(const Tensor& output,
 }
 
 ProcessGroup::WorkPtr ProcessGroup::all_gather(const std::vector<Tensor>& outputs,
-                                               const Tensor& input, bool async_op, Site site) {
+                                               const Tensor& input, bool async_op, Site site,
+                                               std::string_view label) {
   constexpr auto kKind = CollectiveKind::kAllGather;
   check_tensor(kKind, input, "input");
   const size_t per_rank = outputs.size() / static_cast<size_t>(world_size());
@@ -208,11 +213,12 @@ ProcessGroup::WorkPtr ProcessGroup::all_gather(const std::vector<Tensor>& output
                "all_gather: the outputs of rank {} must hold its input {}; got {} elements",
                group_rank(), input, own);
   return launch(kKind, ReduceOp::kSum, kNoPeer, outputs, {input}, &outputs[0], shapes, async_op,
-                site);
+                site, label);
 }
 
 ProcessGroup::WorkPtr ProcessGroup::reduce_scatter_tensor(const Tensor& output, const Tensor& input,
-                                                          ReduceOp op, bool async_op, Site site) {
+                                                          ReduceOp op, bool async_op, Site site,
+                                                          std::string_view label) {
   constexpr auto kKind = CollectiveKind::kReduceScatter;
   check_tensor(kKind, output, "output");
   check_tensor(kKind, input, "input");
@@ -222,7 +228,7 @@ ProcessGroup::WorkPtr ProcessGroup::reduce_scatter_tensor(const Tensor& output, 
                "reduce_scatter_tensor: input must hold {} outputs of the same dtype; got input {} "
                "and output {}",
                world_size(), input, output);
-  return launch(kKind, op, kNoPeer, {output}, {input}, &output, 0, async_op, site);
+  return launch(kKind, op, kNoPeer, {output}, {input}, &output, 0, async_op, site, label);
 }
 
 ProcessGroup::WorkPtr ProcessGroup::broadcast(const Tensor& tensor, int group_src, bool async_op,

@@ -9,6 +9,7 @@
 #include <memory>
 #include <source_location>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "dist/group/backend.h"
@@ -67,21 +68,24 @@ class ProcessGroup {
   // progress in the background; without it, it runs inside wait(). A wrong argument throws
   // kInvalidArgument before anything is launched.
 
+  // `label` says in messages what the operation is for; it is part of what ranks must agree on, so
+  // that equal operations of different purposes are not taken for each other.
+
   /// tensor := op over all ranks' tensors, in place. kAvg: floating only.
   WorkPtr all_reduce(const Tensor& tensor, ReduceOp op = ReduceOp::kSum, bool async_op = false,
-                     Site site = Site::current());
+                     Site site = Site::current(), std::string_view label = {});
   /// @shape output [W * n, ...] or [W, n, ...] for input [n, ...]: rank r's input is the r-th piece
   WorkPtr all_gather_into_tensor(const Tensor& output, const Tensor& input, bool async_op = false,
                                  Site site = Site::current());
   /// @shape P outputs per rank, rank by rank: those of rank r hold its input cut in order; sizes
   /// may differ, so several parameters travel in one call
   WorkPtr all_gather(const std::vector<Tensor>& outputs, const Tensor& input, bool async_op = false,
-                     Site site = Site::current());
+                     Site site = Site::current(), std::string_view label = {});
   /// @shape input [W * n, ...] or [W, n, ...] for output [n, ...]: rank r receives the r-th piece
   /// reduced
   WorkPtr reduce_scatter_tensor(const Tensor& output, const Tensor& input,
                                 ReduceOp op = ReduceOp::kSum, bool async_op = false,
-                                Site site = Site::current());
+                                Site site = Site::current(), std::string_view label = {});
   WorkPtr broadcast(const Tensor& tensor, int group_src, bool async_op = false,
                     Site site = Site::current());
   WorkPtr reduce(const Tensor& tensor, int group_dst, ReduceOp op = ReduceOp::kSum,
@@ -137,7 +141,7 @@ class ProcessGroup {
  private:
   WorkPtr launch(CollectiveKind kind, ReduceOp op, int peer, std::vector<Tensor> outputs,
                  std::vector<Tensor> inputs, const Tensor* agreed, uint64_t extra_contract,
-                 bool async_op, const Site& site);
+                 bool async_op, const Site& site, std::string_view label = {});
   void check_peer(CollectiveKind kind, int peer) const;
 
   Options options_;

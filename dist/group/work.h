@@ -34,6 +34,7 @@ struct WorkDescriptor {
   DimVector sizes;        ///< of the tensor that all ranks must agree on
   const char* file = "";  ///< call site; a string literal
   uint32_t line = 0;
+  std::string label;      ///< what it is for, where the caller said so; ranks agree on it
   uint64_t contract = 0;  ///< hash of everything that every rank must agree on
 
   /// "all_reduce #418 f32[4096] sum in group tp.1 at train/loop.cpp:88".

@@ -8,6 +8,20 @@
 #include "core/base/result.h"
 
 namespace muster {
+namespace {
+template <size_t N>
+void write_text(std::array<char, N>& to, std::string_view text) {
+  const size_t length = std::min(text.size(), N - 1);
+  std::memcpy(to.data(), text.data(), length);
+  to[length] = '\0';
+}
+
+// The peer's memory: never trust a terminator.
+template <size_t N>
+std::string read_text(const std::array<char, N>& from) {
+  return {from.data(), ::strnlen(from.data(), N)};
+}
+}  // namespace
 
 void WrittenDescriptor::write(const WorkDescriptor& from) {
   contract = from.contract;
@@ -19,15 +33,12 @@ void WrittenDescriptor::write(const WorkDescriptor& from) {
   line = from.line;
   ndim = static_cast<int8_t>(std::min<size_t>(from.sizes.size(), kMaxWrittenDims));
   std::copy_n(from.sizes.begin(), ndim, sizes.begin());
-  const std::string_view path = from.file;
-  const size_t length = std::min(path.size(), file.size() - 1);
-  std::memcpy(file.data(), path.data(), length);
-  file[length] = '\0';
+  write_text(file, from.file);
+  write_text(label, from.label);
 }
 
 std::string WrittenDescriptor::describe(const std::string& group) const {
-  // The peer's memory: never trust a terminator.
-  const std::string path(file.data(), ::strnlen(file.data(), file.size()));
+  const std::string path = read_text(file);
   WorkDescriptor copy;
   copy.kind = kind;
   copy.op = op;
@@ -37,6 +48,7 @@ std::string WrittenDescriptor::describe(const std::string& group) const {
   copy.seq = seq;
   copy.line = line;
   copy.file = path.c_str();
+  copy.label = read_text(label);
   for (int i = 0; i < std::clamp<int>(ndim, 0, kMaxWrittenDims); ++i)
     copy.sizes.push_back(sizes[static_cast<size_t>(i)]);
   return copy.describe();

@@ -25,6 +25,7 @@ struct WrittenDescriptor {
   uint32_t line = 0;
   std::array<int64_t, kMaxWrittenDims> sizes{};
   std::array<char, 96> file{};
+  std::array<char, 64> label{};
 
   void write(const WorkDescriptor& from);
   /// For messages about `group`.
