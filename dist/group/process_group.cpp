@@ -139,12 +139,12 @@ ProcessGroup::WorkPtr ProcessGroup::launch(CollectiveKind kind, ReduceOp op, int
   contract = hash_combine(contract, static_cast<uint64_t>(is_pair ? src * 65536 + dst : peer));
   for (const int64_t size : descriptor.sizes)
     contract = hash_combine(contract, static_cast<uint64_t>(size));
+  if (!label.empty()) contract = hash_combine(contract, hash_text(label));
   descriptor.contract = hash_combine(contract, extra_contract);
   request.inputs = std::move(inputs);
   request.outputs = std::move(outputs);
   request.root = peer;
   request.async_op = async_op;
-  if (!label.empty()) contract = hash_combine(contract, hash_text(label));
   ++launched_[static_cast<size_t>(kind)];
   WorkPtr work = backend_->launch(std::move(request));
   recorder_.record(work);
