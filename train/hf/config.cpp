@@ -133,9 +133,7 @@ GptConfig read_gpt2(ConfigKeys& keys) {
   if (activation != "gelu_new" && activation != "gelu_pytorch_tanh") {
     keys.refuse("activation_function", "be gelu_new");
   }
-  if (keys.integer("n_inner", 4 * model.dim) != 4 * model.dim) {
-    keys.refuse("n_inner", "be null or 4 * n_embd");
-  }
+  model.mlp_dim = keys.integer("n_inner", 4 * model.dim);
   model.dropout = keys.number("resid_pdrop", 0.1);
   for (const char* other : {"embd_pdrop", "attn_pdrop"}) {
     if (keys.number(other, 0.1) != model.dropout) keys.refuse(other, "equal resid_pdrop");
@@ -159,8 +157,15 @@ void read_rope_object(ConfigKeys& rope, RopeConfig& config) {
   rope.ignore({"rope_type", "type"});
   rope.must_be("partial_rotary_factor", 1.0);
   if (type == "default") return;
+  if (type == "linear") {
+    config.scaling = RopeConfig::Scaling::kLinear;
+    if (!rope.has("factor")) rope.invalid("factor", "be given");
+    config.factor = rope.number("factor", 1.0);
+    if (!(config.factor > 0)) rope.invalid("factor", "be above 0");
+    return;
+  }
   if (type != "llama3") {
-    rope.refuse(key, "be default or llama3");
+    rope.refuse(key, "be default, linear or llama3");
     rope.ignore({"factor", "original_max_position_embeddings", "low_freq_factor",
                  "high_freq_factor", "beta_fast", "beta_slow", "short_factor", "long_factor",
                  "attention_factor", "mscale", "mscale_all_dim", "truncate"});
@@ -275,7 +280,9 @@ Result<Family> read_family(ConfigKeys& keys) {
 
 json rope_json(const RopeConfig& rope, bool with_theta) {
   json object = {{"rope_type", "default"}};
-  if (rope.scaling == RopeConfig::Scaling::kLlama3) {
+  if (rope.scaling == RopeConfig::Scaling::kLinear) {
+    object = {{"rope_type", "linear"}, {"factor", rope.factor}};
+  } else if (rope.scaling == RopeConfig::Scaling::kLlama3) {
     object = {{"rope_type", "llama3"},
               {"factor", rope.factor},
               {"low_freq_factor", rope.low_freq_factor},
@@ -292,7 +299,7 @@ json gpt2_json(const GptConfig& model) {
           {"n_embd", model.dim},
           {"n_layer", model.layers},
           {"n_head", model.heads},
-          {"n_inner", nullptr},
+          {"n_inner", model.mlp_width() == 4 * model.dim ? json() : json(model.mlp_width())},
           {"activation_function", "gelu_new"},
           {"layer_norm_epsilon", model.layer_norm_eps},
           {"resid_pdrop", model.dropout},

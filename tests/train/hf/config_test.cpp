@@ -106,10 +106,10 @@ TEST(HfConfig, RefusesByNameWhatWouldChangeTheMathematics) {
        "unknown key quantization_config"},
       {"llama/config.json",
        {{"rope_parameters", {{"rope_type", "yarn"}, {"factor", 4.0}}}},
-       "rope_parameters.rope_type must be default or llama3; got \"yarn\""},
+       "rope_parameters.rope_type must be default, linear or llama3; got \"yarn\""},
       {"llama/config_v4.json",
-       {{"rope_scaling", {{"type", "linear"}, {"factor", 2.0}}}},
-       "rope_scaling.type must be default or llama3; got \"linear\""},
+       {{"rope_scaling", {{"type", "dynamic"}, {"factor", 2.0}}}},
+       "rope_scaling.type must be default, linear or llama3; got \"dynamic\""},
       {"llama/config.json",
        {{"partial_rotary_factor", 0.5}},
        "partial_rotary_factor must be 1; got 0.5"},
@@ -122,7 +122,6 @@ TEST(HfConfig, RefusesByNameWhatWouldChangeTheMathematics) {
       {"gpt2/config.json",
        {{"activation_function", "relu"}},
        "activation_function must be gelu_new"},
-      {"gpt2/config.json", {{"n_inner", 100}}, "n_inner must be null or 4 * n_embd; got 100"},
       {"gpt2/config.json",
        {{"scale_attn_by_inverse_layer_idx", true}},
        "scale_attn_by_inverse_layer_idx must be false"},
@@ -132,6 +131,38 @@ TEST(HfConfig, RefusesByNameWhatWouldChangeTheMathematics) {
   for (const Refusal& refusal : refusals) {
     EXPECT_THAT(parse_config(changed(refusal.file, refusal.changes)),
                 FailsWith(ErrorCode::kUnimplemented, HasSubstr(refusal.says)));
+  }
+}
+
+TEST(HfConfig, ReadsTheWidthOfAGpt2Mlp) {
+  const auto width = [](const json& n_inner) {
+    const std::string text = changed("gpt2/config.json", {{"n_inner", n_inner}});
+    return std::get<GptConfig>(parse_config(text).value().model).mlp_width();
+  };
+  EXPECT_EQ(width(nullptr), 192);
+  EXPECT_EQ(width(192), 192);
+  EXPECT_EQ(width(100), 100);
+  EXPECT_THAT(parse_config(changed("gpt2/config.json", {{"n_inner", 0}})),
+              FailsWith(ErrorCode::kInvalidArgument,
+                        HasSubstr("n_inner must be a positive integer; got 0")));
+}
+
+TEST(HfConfig, ReadsLinearRotaryScalingFromBothSpellings) {
+  const LlamaConfig five = llama_of(changed(
+      "llama/config.json",
+      {{"rope_parameters", {{"rope_type", "linear"}, {"factor", 2.5}, {"rope_theta", 5000.0}}}}));
+  EXPECT_EQ(five.rope.scaling, RopeConfig::Scaling::kLinear);
+  EXPECT_EQ(five.rope.factor, 2.5);
+  EXPECT_EQ(five.rope.theta, 5000.0);
+  const LlamaConfig four = llama_of(
+      changed("llama/config_v4.json", {{"rope_scaling", {{"type", "linear"}, {"factor", 4.0}}}}));
+  EXPECT_EQ(four.rope.scaling, RopeConfig::Scaling::kLinear);
+  EXPECT_EQ(four.rope.factor, 4.0);
+  for (const auto& [scaling, says] :
+       {std::pair<json, const char*>{{{"type", "linear"}}, "rope_scaling.factor must be given"},
+        {{{"type", "linear"}, {"factor", 0.0}}, "rope_scaling.factor must be above 0; got 0"}}) {
+    EXPECT_THAT(parse_config(changed("llama/config_v4.json", {{"rope_scaling", scaling}})),
+                FailsWith(ErrorCode::kInvalidArgument, HasSubstr(says)));
   }
 }
 
