@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "bench/registered.h"
 #include "core/tensor/caching_allocator.h"
 
 namespace {
@@ -60,4 +61,4 @@ void touch_fresh_memory(benchmark::State& state) {
 BENCHMARK(touch_fresh_memory)->ArgName("cached")->Arg(0)->Arg(1);
 }  // namespace
 
-BENCHMARK_MAIN();
+int main(int argc, char** argv) { return muster::bench::run_registered(argc, argv); }

@@ -1,6 +1,6 @@
 // Saves and loads a state on 2 ranks (threads), beside plain write + fsync and plain read of as
 // many bytes by as many threads in the same run. The ratio is what checksums, digests and the
-// protocol cost. Usage: bench_checkpoint [--mb N] [--ranks N] [--repeat N] [--dir PATH]
+// protocol cost.
 #include <fmt/core.h>
 #include <sys/resource.h>
 
@@ -10,6 +10,7 @@
 #include <thread>
 #include <vector>
 
+#include "bench/command_line.h"
 #include "checkpoint/io/checkpointer.h"
 #include "checkpoint/plan/shard_map.h"
 #include "core/base/file_system.h"
@@ -110,16 +111,14 @@ double median(std::vector<double> values) {
   return values[values.size() / 2];
 }
 
-Settings parse(int argc, char** argv) {
-  Settings settings;
-  for (int i = 1; i + 1 < argc; i += 2) {
-    const std::string flag = argv[i];
-    if (flag == "--mb") settings.mb = std::atoll(argv[i + 1]);
-    if (flag == "--ranks") settings.ranks = std::atoi(argv[i + 1]);
-    if (flag == "--repeat") settings.repeat = std::atoi(argv[i + 1]);
-    if (flag == "--dir") settings.dir = argv[i + 1];
-  }
-  return settings;
+void declare(CLI::App& app, Settings& settings) {
+  app.add_option("--mb", settings.mb, "MiB of state; default 256")->check(bench::count());
+  app.add_option("--ranks", settings.ranks, "ranks, each a thread; default 2")
+      ->check(bench::count());
+  app.add_option("--repeat", settings.repeat, "rounds, of which the median counts; default 3")
+      ->check(bench::count());
+  app.add_option("--dir", settings.dir, "folder to write in; default a temporary one")
+      ->check(CLI::ExistingDirectory);
 }
 
 void measure(const Settings& settings, const std::string& dir, std::vector<RankMemory>& memory,
@@ -165,10 +164,8 @@ void measure(const Settings& settings, const std::string& dir, std::vector<RankM
   for (const std::string& name : names)
     remove_tree(real_file_system(), path_join(dir, name)).value();
 }
-}  // namespace
 
-int main(int argc, char** argv) {
-  const Settings settings = parse(argc, argv);
+int run(const Settings& settings) {
   const TempDirectory temporary("bench_checkpoint");
   const std::string dir = settings.dir.empty() ? temporary.path() : settings.dir;
   std::vector<RankMemory> memory;
@@ -203,4 +200,14 @@ int main(int argc, char** argv) {
       static_cast<double>(nbytes) / 1e6, settings.ranks, save, write, save / write, load, read,
       load / read);
   return 0;
+}
+}  // namespace
+
+int main(int argc, char** argv) {
+  CLI::App app("Saves and loads a state, beside plain writes and reads of as many bytes.",
+               "bench_checkpoint");
+  Settings settings;
+  declare(app, settings);
+  if (const std::optional<int> status = bench::parse(app, argc, argv)) return *status;
+  return bench::guarded(app, [&] { return run(settings); });
 }

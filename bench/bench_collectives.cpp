@@ -1,7 +1,5 @@
-// Collectives between processes: bench_collectives [--ranks N] [--backend shm|gloo|both] [--rival
-// FILE]. Each rank is a forked process; buffers lie in the communication arena where there is one.
-// memcpy is timed on as many processes at once. FILE holds the last line of rivals/torch_gloo.py,
-// and times are then also given as multiples of it. The last line is JSON.
+// Collectives between processes. Each rank is a forked process; buffers lie in the communication
+// arena where there is one. memcpy is timed on as many processes at once. The last line is JSON.
 
 #include <fmt/format.h>
 #include <sys/wait.h>
@@ -15,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "bench/command_line.h"
 #include "core/base/file_system.h"
 #include "dist/backends/backends.h"
 #include "dist/group/process_group.h"
@@ -150,17 +149,17 @@ void compare(const char* what, const nlohmann::json& slow, const nlohmann::json&
     std::printf("\n");
   }
 }
-}  // namespace
 
-int main(int argc, char** argv) {
+struct Options {
+  int ranks = 2;
+  std::string backend = "shm";
+  std::string rival;
+};
+
+int run(const Options& options) {
   Job job;
-  std::string chosen = "shm", rival_path;
-  for (int i = 1; i + 1 < argc; i += 2) {
-    const std::string option = argv[i], value = argv[i + 1];
-    if (option == "--ranks") job.world = std::stoi(value);
-    if (option == "--backend") chosen = value;
-    if (option == "--rival") rival_path = value;
-  }
+  job.world = options.ranks;
+  const std::string& chosen = options.backend;
   const TempDirectory directory;
   nlohmann::json result = {{"ranks", job.world}};
   for (const char* backend : {"shm", "gloo"}) {
@@ -171,8 +170,8 @@ int main(int argc, char** argv) {
   }
   nlohmann::json& rows = result["backends"];
   if (chosen == "both") compare("gloo / shm", rows["gloo"], rows["shm"]);
-  if (!rival_path.empty()) {
-    std::ifstream file(rival_path);
+  if (!options.rival.empty()) {
+    std::ifstream file(options.rival);
     std::string line, last;
     while (std::getline(file, line)) last = line;
     const nlohmann::json rival = nlohmann::json::parse(last)["sizes"];
@@ -182,4 +181,18 @@ int main(int argc, char** argv) {
   }
   std::printf("%s\n", result.dump().c_str());
   return 0;
+}
+}  // namespace
+
+int main(int argc, char** argv) {
+  CLI::App app("Measures collectives between processes of this machine.", "bench_collectives");
+  Options options;
+  app.add_option("--ranks", options.ranks, "processes; default 2")->check(bench::count());
+  app.add_option("--backend", options.backend, "shm, gloo or both; default shm")
+      ->check(CLI::IsMember({"shm", "gloo", "both"}));
+  app.add_option("--rival", options.rival,
+                 "what rivals/torch_gloo.py printed: times are also given as multiples of its")
+      ->check(CLI::ExistingFile);
+  if (const std::optional<int> status = bench::parse(app, argc, argv)) return *status;
+  return bench::guarded(app, [&] { return run(options); });
 }

@@ -1,6 +1,7 @@
 // What a small operator costs: dispatch, shape rule, allocation, kernel; with and without a record.
 #include <benchmark/benchmark.h>
 
+#include "bench/registered.h"
 #include "core/autograd/autograd.h"
 #include "core/ops/ops.h"
 
@@ -73,4 +74,4 @@ BENCHMARK(add_1m);
 }  // namespace
 }  // namespace muster
 
-BENCHMARK_MAIN();
+int main(int argc, char** argv) { return muster::bench::run_registered(argc, argv); }

@@ -1,18 +1,21 @@
 #!/usr/bin/env python3
 """Time to the first collective of muster-train on 4 ranks: after launch, and after SIGKILL of one worker.
 
-bench/bench_first_collective.py [BIN_DIR] [ROUNDS]. Reads the agent's events and the trainer's; last line JSON.
+Reads the agent's events and the trainer's; last line JSON.
 """
+import argparse
 import json
 import os
 import pathlib
 import subprocess
-import sys
 import tempfile
 import time
 
-binaries = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else "build/release/bin").resolve()
-rounds = int(sys.argv[2]) if len(sys.argv) > 2 else 20
+parser = argparse.ArgumentParser(description=__doc__)
+parser.add_argument("binaries", nargs="?", type=pathlib.Path, default="build/release/bin")
+parser.add_argument("rounds", nargs="?", type=int, default=20)
+arguments = parser.parse_args()
+binaries, rounds = arguments.binaries.resolve(), arguments.rounds
 source = pathlib.Path(__file__).resolve().parent.parent
 
 

@@ -1,9 +1,7 @@
 // One training step of GPT-2 124M (or the toy) in one process: forward, backward, clip, AdamW.
-// bench_gpt2_step [--model gpt2|toy] [--threads N] [--batch B] [--seq T] [--steps S] [--json]
-//                 [--autocast bf16] [--checkpoint]
 // The last line is one JSON object: median_ms, min_ms, tokens_per_s, peak_mib (the allocator's,
 // over the measured steps), gemm_floor_ms (the step's matrix products alone, in f32, measured in
-// the same run with raw oneDNN). --checkpoint recomputes each block in backward.
+// the same run with raw oneDNN).
 
 #include <fmt/format.h>
 #include <oneapi/dnnl/dnnl.h>
@@ -13,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "bench/command_line.h"
 #include "core/autograd/autocast.h"
 #include "core/autograd/autograd.h"
 #include "core/autograd/checkpoint.h"
@@ -32,38 +31,25 @@ struct Options {
   int64_t threads = 1;
   int64_t batch = 4;
   int64_t sequence = 64;
-  int64_t steps = 0;  // 0: five, or fifty for the toy
-  bool autocast = false;
+  int64_t steps = 0;     // 0: five, or fifty for the toy
+  std::string autocast;  // "" or "bf16"
   bool checkpoint = false;
+  bool json = false;
 };
 
-Options parse(int argc, char** argv) {
-  Options options;
-  for (int i = 1; i < argc; ++i) {
-    const std::string name = argv[i];
-    if (name == "--json") continue;  // the JSON line is always printed
-    if (name == "--checkpoint") {
-      options.checkpoint = true;
-      continue;
-    }
-    MUSTER_CHECK(i + 1 < argc, ErrorCode::kInvalidArgument, "{}: a value must follow", name);
-    const std::string value = argv[++i];
-    if (name == "--model")
-      options.model = value;
-    else if (name == "--threads")
-      options.threads = std::stoll(value);
-    else if (name == "--batch")
-      options.batch = std::stoll(value);
-    else if (name == "--seq")
-      options.sequence = std::stoll(value);
-    else if (name == "--steps")
-      options.steps = std::stoll(value);
-    else if (name == "--autocast" && value == "bf16")
-      options.autocast = true;
-    else
-      throw_error(ErrorCode::kInvalidArgument, "unknown option {} {}", name, value);
-  }
-  return options;
+void declare(CLI::App& app, Options& options) {
+  app.add_option("--model", options.model, "gpt2 (124M) or toy")
+      ->check(CLI::IsMember({"gpt2", "toy"}));
+  app.add_option("--threads", options.threads, "threads; default 1")->check(bench::count());
+  app.add_option("--batch", options.batch, "sequences a step; default 4")->check(bench::count());
+  app.add_option("--seq", options.sequence, "tokens of a sequence; default 64")
+      ->check(bench::count());
+  app.add_option("--steps", options.steps, "steps measured; default 5, of the toy 50")
+      ->check(bench::count());
+  app.add_option("--autocast", options.autocast, "bf16: products in bf16")
+      ->check(CLI::IsMember({"bf16"}));
+  app.add_flag("--checkpoint", options.checkpoint, "recompute each block in backward");
+  app.add_flag("--json", options.json, "has no effect: the last line always is JSON");
 }
 
 GptConfig config_of(const Options& options) {
@@ -109,10 +95,8 @@ double gemm_floor_ms(const GptConfig& config, int64_t tokens) {
   }
   return total;
 }
-}  // namespace
 
-int main(int argc, char** argv) {
-  const Options options = parse(argc, argv);
+int measure(const Options& options) {
   kernels::set_num_threads(static_cast<int>(options.threads));
   const GptConfig config = config_of(options);
   Gpt model(config);
@@ -138,7 +122,7 @@ int main(int argc, char** argv) {
     if (step == 2) cpu_allocator().reset_peak();
     const TimePoint start = real_clock().now();
     std::optional<AutocastGuard> autocast;
-    if (options.autocast) autocast.emplace(DeviceType::kCpu, DType::kBF16);
+    if (!options.autocast.empty()) autocast.emplace(DeviceType::kCpu, DType::kBF16);
     const LossSum loss = model.loss(input, target);
     autocast.reset();
     backward(div(loss.sum, static_cast<double>(tokens)));
@@ -157,14 +141,23 @@ int main(int argc, char** argv) {
       "{} B{} T{}, {} threads{}{}: {:.1f} ms a step (least {:.1f}), f32 products alone {:.1f} ms, "
       "peak {:.0f} MiB, loss {:.4f}\n",
       options.model, options.batch, options.sequence, options.threads,
-      options.autocast ? ", bf16 autocast" : "", options.checkpoint ? ", checkpointed" : "", median,
-      times.front(), floor, peak_mib, loss_value);
+      options.autocast.empty() ? "" : ", bf16 autocast", options.checkpoint ? ", checkpointed" : "",
+      median, times.front(), floor, peak_mib, loss_value);
   fmt::print(
       "{{\"model\": \"{}\", \"threads\": {}, \"batch\": {}, \"seq\": {}, \"autocast\": \"{}\", "
       "\"checkpoint\": {}, \"median_ms\": {:.3f}, \"min_ms\": {:.3f}, \"tokens_per_s\": {:.1f}, "
       "\"gemm_floor_ms\": {:.3f}, \"peak_mib\": {:.1f}, \"loss\": {:.4f}}}\n",
       options.model, options.threads, options.batch, options.sequence,
-      options.autocast ? "bf16" : "none", options.checkpoint, median, times.front(),
-      static_cast<double>(tokens) / median * 1e3, floor, peak_mib, loss_value);
+      options.autocast.empty() ? "none" : options.autocast, options.checkpoint, median,
+      times.front(), static_cast<double>(tokens) / median * 1e3, floor, peak_mib, loss_value);
   return 0;
+}
+}  // namespace
+
+int main(int argc, char** argv) {
+  CLI::App app("Measures a training step of GPT-2 in one process.", "bench_gpt2_step");
+  Options options;
+  declare(app, options);
+  if (const std::optional<int> status = bench::parse(app, argc, argv)) return *status;
+  return bench::guarded(app, [&] { return measure(options); });
 }

@@ -10,6 +10,7 @@
 #include <array>
 #include <vector>
 
+#include "bench/registered.h"
 #include "core/kernels/cpu/gemm.h"
 #include "core/kernels/cpu/grad_norm.h"
 #include "core/kernels/cpu/loss.h"
@@ -278,4 +279,4 @@ BENCHMARK(BM_CrossEntropyInPlace)
 }  // namespace
 }  // namespace muster::kernels::cpu
 
-BENCHMARK_MAIN();
+int main(int argc, char** argv) { return muster::bench::run_registered(argc, argv); }

@@ -5,7 +5,7 @@
 // restart_ms, from SIGKILL of one of four workers to all four back in main. With --agents two
 // agents with two workers each, on loopback: restart_ms as before, the victims on both of them in
 // turn, and join_ms, from starting an agent to all workers of the larger job in main. One JSON line
-// at the end. Usage: bench_launch [--agents] [launches] [restarts]
+// at the end. Its command line is read by hand: what the worker links counts in the figures.
 #include <fcntl.h>
 #include <poll.h>
 #include <spawn.h>
@@ -16,12 +16,15 @@
 
 #include <algorithm>
 #include <array>
+#include <charconv>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
+#include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "core/base/file_system.h"
@@ -281,6 +284,38 @@ int run_bench(int launches, int restarts) {
   return 0;
 }
 
+constexpr const char* kUsage =
+    "usage: bench_launch [--agents] [LAUNCHES] [RESTARTS]\n"
+    "Measures how fast `muster run` starts four workers and starts them again; 100 of each.\n"
+    "  --agents  two agents with two workers each; LAUNCHES counts how often one joins\n";
+
+// A count above 0; 100 where the word is missing.
+int count_at(std::span<char*> words, size_t at) {
+  if (at >= words.size()) return 100;
+  const std::string_view text = words[at];
+  int count = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), count);
+  MUSTER_CHECK(error == std::errc() && end == text.data() + text.size() && count > 0,
+               ErrorCode::kInvalidArgument,
+               "bench_launch: must be a count above 0; got \"{}\"; --help lists the options", text);
+  return count;
+}
+
+int run_line(std::span<char*> words) {
+  if (!words.empty() && std::string_view(words[0]) == "--help") {
+    std::fputs(kUsage, stdout);
+    return 0;
+  }
+  const bool agents = !words.empty() && std::string_view(words[0]) == "--agents";
+  if (agents) words = words.subspan(1);
+  MUSTER_CHECK(words.size() <= 2, ErrorCode::kInvalidArgument,
+               "bench_launch: must have two counts at most; got {}; --help lists the options",
+               words.size());
+  const int launches = count_at(words, 0);
+  const int restarts = count_at(words, 1);
+  return agents ? run_agents_bench(launches, restarts) : run_bench(launches, restarts);
+}
+
 }  // namespace
 }  // namespace muster
 
@@ -289,12 +324,7 @@ int main(int argc, char** argv) {
     return muster::run_worker(argv[2], std::strcmp(argv[3], "stays") == 0);
   }
   try {
-    const bool agents = argc > 1 && std::strcmp(argv[1], "--agents") == 0;
-    const int first = agents ? 2 : 1;
-    const int launches = argc > first ? std::atoi(argv[first]) : 100;
-    const int restarts = argc > first + 1 ? std::atoi(argv[first + 1]) : 100;
-    return agents ? muster::run_agents_bench(launches, restarts)
-                  : muster::run_bench(launches, restarts);
+    return muster::run_line({argv + 1, argv + argc});
   } catch (const muster::Error& error) {
     std::fprintf(stderr, "%s\n", error.what());
     return muster::exit_status(error.code());

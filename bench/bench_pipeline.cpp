@@ -1,6 +1,6 @@
-// Pipeline steps measured against what the simulator predicts from the measured action times:
-// bench_pipeline [--ranks P] [--microbatches M] [--dim D] [--blocks N]. The last line is JSON.
-// Each rank is a forked process with one thread; messages go through shared memory.
+// Pipeline steps measured against what the simulator predicts from the measured action times.
+// The last line is JSON. Each rank is a forked process with one thread; messages go through shared
+// memory.
 
 #include <fmt/format.h>
 #include <sys/wait.h>
@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "bench/command_line.h"
 #include "core/autograd/autograd.h"
 #include "core/base/file_system.h"
 #include "core/kernels/parallel.h"
@@ -175,18 +176,8 @@ int run_rank(int rank, const Sizes& sizes, const std::string& path) {
   std::fflush(stdout);
   return 0;
 }
-}  // namespace
 
-int main(int argc, char** argv) {
-  Sizes sizes;
-  for (int i = 1; i + 1 < argc; i += 2) {
-    const std::string name = argv[i];
-    const int value = std::stoi(argv[i + 1]);
-    if (name == "--ranks") sizes.ranks = value;
-    if (name == "--microbatches") sizes.microbatches = value;
-    if (name == "--dim") sizes.dim = value;
-    if (name == "--blocks") sizes.blocks = value;
-  }
+int run(const Sizes& sizes) {
   const TempDirectory directory;
   std::vector<pid_t> pids;
   for (int rank = 0; rank < sizes.ranks; ++rank) {
@@ -201,4 +192,18 @@ int main(int argc, char** argv) {
     worst = std::max(worst, WIFEXITED(status) ? WEXITSTATUS(status) : 128);
   }
   return worst;
+}
+}  // namespace
+
+int main(int argc, char** argv) {
+  CLI::App app("Measures pipeline steps beside what the simulator predicts.", "bench_pipeline");
+  Sizes sizes;
+  app.add_option("--ranks", sizes.ranks, "processes, one rank each; default 2")
+      ->check(bench::count());
+  app.add_option("--microbatches", sizes.microbatches, "microbatches of a step; default 8")
+      ->check(bench::count());
+  app.add_option("--dim", sizes.dim, "width of the model; default 192")->check(bench::count());
+  app.add_option("--blocks", sizes.blocks, "blocks of the model; default 8")->check(bench::count());
+  if (const std::optional<int> status = bench::parse(app, argc, argv)) return *status;
+  return bench::guarded(app, [&] { return run(sizes); });
 }

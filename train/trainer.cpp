@@ -127,9 +127,7 @@ void Trainer::open_records() {
         LineFile::open(path_join(recipe_.run.dir, "events.jsonl")).value());
   }
   checkpointer_ = checkpoint::Checkpointer::open(options).value();
-  event(
-      nlohmann::json{{"event", "group_ready"}, {"attempt", env_.attempt}, {"t_ns", group_ready_ns_}}
-          .dump());
+  event({{"event", "group_ready"}, {"t_ns", group_ready_ns_}});
 }
 
 // The microbatches of this rank. All ranks get as many as the fullest one: gathers must pair up.
@@ -209,7 +207,7 @@ void Trainer::run() {
     if (every > 0 && (step_ % every == 0 || step_ == recipe_.train.steps)) save();
   }
   group_->run(group_->barrier());
-  event(nlohmann::json{{"event", "finished"}, {"step", step_}, {"attempt", env_.attempt}}.dump());
+  event({{"event", "finished"}, {"step", step_}});
 }
 
 void Trainer::report(const StepMetrics& metrics) {
@@ -242,16 +240,17 @@ void Trainer::report_slow(const SlowPeers& slow) {
     MUSTER_LOG(kWarn, "slow: global rank {} keeps the others waiting, {} so far, in {}",
                global_rank, format_duration(slow.waited), slow.operation);
     if (events_ == nullptr) continue;
-    event(nlohmann::json{{"event", "slow_rank"},
-                         {"global_rank", global_rank},
-                         {"step", step_ + 1},
-                         {"text", slow.operation},
-                         {"attempt", env_.attempt}}
-              .dump());
+    event({{"event", "slow_rank"},
+           {"global_rank", global_rank},
+           {"step", step_ + 1},
+           {"text", slow.operation}});
   }
 }
 
-void Trainer::event(const std::string& json) {
-  if (is_first_rank()) events_->append(json).value();
+void Trainer::event(nlohmann::json json) {
+  if (!is_first_rank()) return;
+  json["attempt"] = env_.attempt;
+  if (!json.contains("t_ns")) json["t_ns"] = real_clock().now().time_since_epoch().count();
+  events_->append(json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace)).value();
 }
 }  // namespace muster

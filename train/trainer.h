@@ -6,6 +6,7 @@
 /// is a sum over tokens divided by the global count, whatever the microbatches.
 
 #include <memory>
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 
 #include "checkpoint/io/checkpointer.h"
@@ -46,7 +47,7 @@ class Trainer {
   void report(const StepMetrics& metrics);
   void write_tensorboard(const StepMetrics& metrics);
   void report_slow(const SlowPeers& slow);
-  void event(const std::string& json);
+  void event(nlohmann::json json);  // adds the attempt and, where it has none, the time
   [[nodiscard]] std::vector<Microbatch> microbatches(int64_t first_sample) const;
   double forward_backward(int64_t first_sample, int64_t* tokens);
   [[nodiscard]] std::vector<checkpoint::TensorPiece> pieces(bool with_tied_copies);

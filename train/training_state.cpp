@@ -90,15 +90,12 @@ void Trainer::save() {
     MUSTER_LOG(kInfo, "checkpoint of step {}: {} in {}, digest {}", step_,
                format_bytes({report->total_nbytes}), format_duration(report->total_time),
                report->digest);
-    event(nlohmann::json{
-        {"event", "saved"}, {"step", step_}, {"digest", report->digest}, {"attempt", env_.attempt}}
-              .dump());
+    event({{"event", "saved"}, {"step", step_}, {"digest", report->digest}});
     return;
   }
   // Training goes on: the previous checkpoint is intact. Two failures in a row are fatal.
   MUSTER_LOG(kError, "{}", report.error().what());
-  event(nlohmann::json{{"event", "save_failed"}, {"step", step_}, {"reason", report.error().what()}}
-            .dump());
+  event({{"event", "save_failed"}, {"step", step_}, {"reason", report.error().what()}});
   if (checkpointer_->failed_saves_in_a_row() >= 2) throw report.error();
 }
 
@@ -139,19 +136,11 @@ void Trainer::resume() {
   for (const checkpoint::Skipped& skipped : loaded->skipped) {
     if (is_first_rank())
       MUSTER_LOG(kWarn, "checkpoint {} is passed over: {}", skipped.name, skipped.reason);
-    event(nlohmann::json{{"event", "checkpoint_skipped"},
-                         {"name", skipped.name},
-                         {"reason", skipped.reason},
-                         {"attempt", env_.attempt}}
-              .dump());
+    event({{"event", "checkpoint_skipped"}, {"name", skipped.name}, {"reason", skipped.reason}});
   }
   apply_train_state(*loaded);
   if (is_first_rank())
     MUSTER_LOG(kInfo, "resumed from {}, digest {}", loaded->path, loaded->digest);
-  event(nlohmann::json{{"event", "resumed"},
-                       {"from_step", step_},
-                       {"digest", loaded->digest},
-                       {"attempt", env_.attempt}}
-            .dump());
+  event({{"event", "resumed"}, {"from_step", step_}, {"digest", loaded->digest}});
 }
 }  // namespace muster

@@ -79,7 +79,7 @@ int recipe_command(std::span<char*> args) {
   CLI::App* check_app = app.add_subcommand("check", "report everything that is wrong in a recipe");
   add_overrides(*check_app, arguments);
   check_app->add_option("--nproc", arguments.nproc, "check it for this number of ranks, too")
-      ->check(CLI::PositiveNumber);
+      ->check(CLI::Range(1, 1 << 20));
   CLI::App* show_app = app.add_subcommand("show", "print every value, defaults too");
   add_overrides(*show_app, arguments);
   show_app->add_flag("--origin", arguments.with_origins, "say where each value was set");

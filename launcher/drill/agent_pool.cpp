@@ -24,14 +24,18 @@ namespace muster {
 namespace {
 constexpr Duration kEndLimit = 30s;
 
-// The port in the event "rendezvous"; "" while it is not there.
-std::string port_in(const std::string& events) {
+// The first event of this name; null while it is not there.
+nlohmann::json find_event(const std::string& events, std::string_view name) {
   for (const std::string& line : split(events, '\n')) {
-    const nlohmann::json json = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
-    if (!json.is_object() || json.value("event", "") != "rendezvous") continue;
-    return std::to_string(json.value("port", 0));
+    nlohmann::json json = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
+    if (json.is_object() && json.value("event", "") == name) return json;
   }
-  return "";
+  return nullptr;
+}
+
+// A job that ends because a worker was killed has the same status, but its agent says so.
+bool has_told_the_end(const std::string& events_path) {
+  return !find_event(read_text(real_file_system(), events_path).value_or(""), "job_end").is_null();
 }
 }  // namespace
 
@@ -65,8 +69,10 @@ void AgentPool::on_events() {
   }
   if (!port_.empty()) return;
   const std::string events = read_text(real_file_system(), options_.events_path).value_or("");
-  port_ = port_in(events.substr(std::min(events_from_, events.size())));
-  if (port_.empty()) return;
+  const nlohmann::json place =
+      find_event(events.substr(std::min(events_from_, events.size())), "rendezvous");
+  if (place.is_null()) return;
+  port_ = std::to_string(place.value("port", 0));
   for (int64_t i = 0; i < options_.count; ++i) start_one();
 }
 
@@ -81,7 +87,8 @@ void AgentPool::start_one() {
     if (at != std::string::npos) word.replace(at, 6, port_);
   }
   std::vector<std::string> environment = options_.environment;
-  environment.push_back("MUSTER_EVENTS=" + base + "_events.jsonl");
+  const std::string events_path = base + "_events.jsonl";
+  environment.push_back("MUSTER_EVENTS=" + events_path);
   const Result<pid_t> pid = spawn_worker({.path = command.front(),
                                           .argv = command,
                                           .environment = environment,
@@ -95,6 +102,7 @@ void AgentPool::start_one() {
   }
   Agent& agent = agents_.emplace_back();
   agent.pid = *pid;
+  agent.events_path = events_path;
   agent.pidfd.reset(open_pidfd(*pid));
   if (loop_ != nullptr) loop_->add(agent.pidfd.get(), EPOLLIN, [this](uint32_t) { take_ends(); });
 }
@@ -108,9 +116,10 @@ void AgentPool::take_ends() {
       continue;
     }
     if (loop_ != nullptr) loop_->remove(agent->pidfd.get());
-    agent = agents_.erase(agent);
     const int exit = WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
-    if (exit == 128 + SIGKILL) {
+    const bool is_killed = exit == 128 + SIGKILL && !has_told_the_end(agent->events_path);
+    agent = agents_.erase(agent);
+    if (is_killed) {
       ++facts_.killed;
       if (options_.replaces && !is_over_) ++to_replace;
     } else if (exit != 0) {

@@ -28,7 +28,7 @@ struct AgentPoolOptions {
 /// How it went.
 struct AgentPoolFacts {
   int64_t started = 0;
-  int64_t killed = 0;               ///< ended by SIGKILL
+  int64_t killed = 0;               ///< ended by SIGKILL, with no word of the job's end
   std::vector<int> other_failures;  ///< exit statuses but 0 of the rest
 };
 
@@ -49,6 +49,7 @@ class AgentPool {
  private:
   struct Agent {
     pid_t pid = 0;
+    std::string events_path;
     UniqueFd pidfd;
   };
   void on_events();

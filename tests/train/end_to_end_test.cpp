@@ -1,9 +1,12 @@
-// Whole jobs through the muster binary, small enough for seconds.
+// Whole jobs through the muster binary, small enough for seconds. What must hold of a job wherever
+// it runs is in line_test.cpp.
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 
 #include <filesystem>
 #include <fstream>
+#include <map>
+#include <set>
 
 #include "tests/train/job.h"
 
@@ -12,31 +15,11 @@ namespace {
 using ::testing::HasSubstr;
 using json = nlohmann::json;
 
-TEST_F(EndToEnd, KilledWorkerResumesBitIdentically) {
-  const Ended ended = drill(
-      "  - {global_rank: 2, step: 13, point: optimizer.before_step, do: kill}\n",
-      "{restarts: 1, resumed_from_step: 10, loss_curve: bit_identical, recovery: under 20 s}");
-  EXPECT_EQ(ended.status, 0) << ended.output;
-  const json report = json::parse(std::ifstream(dir("drill.json")));
-  EXPECT_EQ(report.at("ok"), true);
-  EXPECT_EQ(report.at("restarts"), 1);
-  EXPECT_EQ(report.at("resumed_from_step"), 10);
-  EXPECT_EQ(report.at("leftovers"), 0);
-}
-
 TEST_F(EndToEnd, KillsInThreePlacesStillGiveTheSameNumbers) {
   const Ended ended = drill(
       "  - {global_rank: 0, step: 7, point: train.step_begin, do: kill}\n"
       "  - {global_rank: 1, step: 15, point: checkpoint.after_data, do: kill, attempt: 1}\n",
       "{restarts: 2, loss_curve: bit_identical}");
-  EXPECT_EQ(ended.status, 0) << ended.output;
-}
-
-TEST_F(EndToEnd, TornCheckpointFallsBackToTheOneBefore) {
-  const Ended ended = drill(
-      "  - {global_rank: 1, step: 10, point: checkpoint.after_commit, do: torn_write}\n"
-      "  - {global_rank: 2, step: 12, point: train.step_begin, do: kill}\n",
-      "{restarts: 1, resumed_from_step: 5, loss_curve: bit_identical, checkpoint_skipped: 10}");
   EXPECT_EQ(ended.status, 0) << ended.output;
 }
 
@@ -95,12 +78,46 @@ TEST_F(EndToEnd, AChangedRecipeIsRefusedOnResume) {
   EXPECT_THAT(ended.output, HasSubstr("resume: the recipe"));
 }
 
-TEST_F(EndToEnd, AnExitCodeOfTheUserClassIsNotRestarted) {
+// Without any option, and in one look: the restart, its generation, its incident, its time.
+TEST_F(EndToEnd, TheReportOfARunShowsWhatTheLauncherDid) {
   const Ended ended =
-      run("--nproc-per-node 2 --max-restarts 3", "",
-          "MUSTER_FAULTS=\"point=train.step_begin;rank=1;attempt=0;do=exit;status=64\"");
-  EXPECT_EQ(ended.status, 64) << ended.output;
-  EXPECT_FALSE(std::filesystem::exists(dir("run") + "/logs/attempt_1"));
+      run("--nproc-per-node 2 --max-restarts 1", "",
+          "MUSTER_FAULTS=\"point=train.step_begin;rank=1;attempt=0;do=kill;step=12\"");
+  ASSERT_EQ(ended.status, 0) << ended.output;
+  const Ended reported = shell(
+      fmt::format("{} report {} --json -o {}", binary("muster"), dir("run"), dir("report.json")));
+  ASSERT_EQ(reported.status, 0) << reported.output;
+  const json report = json::parse(std::ifstream(dir("report.json")));
+  ASSERT_EQ(report.at("attempts").size(), 2U);
+  for (const int64_t attempt : {0, 1}) {
+    EXPECT_EQ(report["attempts"][static_cast<size_t>(attempt)].at("generation"), attempt + 1);
+  }
+  EXPECT_EQ(report["attempts"][1].at("resumed_from"), 10);
+  EXPECT_GT(report["attempts"][1].at("recovery_s"), 0.0);
+  EXPECT_EQ(report.at("incidents").size(), 1U);
+  EXPECT_TRUE(report.at("damaged").empty()) << report.at("damaged");
+  std::set<std::string> seen;
+  for (const json& event : report.at("agent")) seen.insert(event.at("event"));
+  EXPECT_THAT(seen, ::testing::IsSupersetOf(
+                        {"job_start", "attempt_start", "worker_exit", "incident", "job_end"}));
+}
+
+TEST_F(EndToEnd, EveryEventOfTheTrainerHasItsTimeAndAttempt) {
+  const Ended ended =
+      run("--nproc-per-node 2 --max-restarts 1", "",
+          "MUSTER_FAULTS=\"point=train.step_begin;rank=1;attempt=0;do=kill;step=12\"");
+  ASSERT_EQ(ended.status, 0) << ended.output;
+  std::map<std::string, int> count;
+  int64_t last_ns = 0;
+  for (const json& event : lines(dir("run") + "/events.jsonl")) {
+    ++count[event.at("event")];
+    EXPECT_GT(event.at("t_ns"), last_ns) << event;
+    EXPECT_EQ(event.at("attempt"), count["group_ready"] - 1) << event;
+    last_ns = event.at("t_ns");
+  }
+  EXPECT_EQ(count["saved"], 4);
+  EXPECT_EQ(count["resumed"], 1);
+  EXPECT_EQ(count["finished"], 1);
 }
 
 TEST_F(EndToEnd, TensorBoardFilesComeWithTheirKey) {
@@ -116,34 +133,5 @@ TEST_F(EndToEnd, TensorBoardFilesComeWithTheirKey) {
   EXPECT_EQ(files, 1);  // rank 0's
 }
 
-// The small forms of stop_worker.yaml, mismatch.yaml, slow_rank.yaml and resize.yaml.
-TEST_F(EndToEnd, AStoppedWorkerIsNamedByItsPeersAndReplaced) {
-  const Ended ended = drill("  - {global_rank: 2, step: 12, point: train.step_begin, do: stop}\n",
-                            "{restarts: 1, named: {global_rank: 2, by: 2}, resumed_from_step: 10, "
-                            "loss_curve: bit_identical}",
-                            "set: {dist.timeout: 5 s}\nlaunch: {nproc: 3, max_restarts: 1}");
-  EXPECT_EQ(ended.status, 0) << ended.output;
-}
-
-TEST_F(EndToEnd, ADivergedRankIsNamedOnAllRanksAndNotRestarted) {
-  const Ended ended = drill("  - {global_rank: 1, step: 7, point: train.all_reduce, do: diverge}\n",
-                            "{exit: 70, restarts: 0, named: {global_rank: 1, by: 2}}");
-  EXPECT_EQ(ended.status, 0) << ended.output;
-}
-
-TEST_F(EndToEnd, ASlowRankIsNamedAndNotEnded) {
-  const Ended ended =
-      drill("  - {global_rank: 2, step: 7, point: optimizer.before_step, do: delay 4 s}\n",
-            "{restarts: 0, slow_rank: 2, loss_curve: bit_identical}",
-            "set: {dist.slow_after: 2 s}\nlaunch: {nproc: 3}");
-  EXPECT_EQ(ended.status, 0) << ended.output;
-}
-
-TEST_F(EndToEnd, FewerRanksGoOnFromWhatMoreHadSaved) {
-  const Ended ended = drill("  - {global_rank: 2, step: 13, point: train.step_begin, do: kill}\n",
-                            "{resumed_from_step: 10}", "launch: {nproc: 3, then_nproc: 2}");
-  EXPECT_EQ(ended.status, 0) << ended.output;
-  EXPECT_THAT(ended.output, HasSubstr("was saved with digest"));
-}
 }  // namespace
 }  // namespace muster

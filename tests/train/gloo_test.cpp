@@ -1,4 +1,4 @@
-// Whole jobs over gloo: the numbers of shm, recovery, and strangers at every port of the job.
+// Whole jobs over gloo: the numbers of shm, and strangers at every port of the job.
 #include <arpa/inet.h>
 #include <fmt/format.h>
 #include <gmock/gmock.h>
@@ -53,16 +53,6 @@ TEST_F(GlooJob, ComputesWhatShmComputesToTheLastBit) {
   ASSERT_EQ(over_shm.status, 0) << over_shm.output;
   EXPECT_EQ(losses(dir("gloo")), losses(dir("shm")));
   EXPECT_EQ(losses(dir("gloo")).size(), 20U);
-}
-
-TEST_F(GlooJob, AKilledWorkerResumesBitIdentically) {
-  const Ended ended = drill(
-      "  - {global_rank: 2, step: 13, point: optimizer.before_step, do: kill}\n",
-      "{restarts: 1, resumed_from_step: 10, loss_curve: bit_identical, recovery: under 20 s}");
-  EXPECT_EQ(ended.status, 0) << ended.output;
-  const json report = json::parse(std::ifstream(dir("drill.json")));
-  EXPECT_EQ(report.at("restarts"), 1);
-  EXPECT_EQ(report.at("leftovers"), 0);
 }
 
 // Ports that processes of this job listen on: their sockets, looked up in /proc/net/tcp.

@@ -124,6 +124,18 @@ TEST(DrillAgents, TheJudgementCountsKillsAndOtherEnds) {
   EXPECT_FALSE(check_agents("agents", agents, 1, 75).ok);
 }
 
+// Its launcher exits 137 too when the job ends because of a killed worker.
+TEST_F(AgentPoolTest, AnAgentThatTellsOfTheEndWasNotKilled) {
+  AgentPool pool(options("echo {\\\"event\\\":\\\"job_end\\\"} > $MUSTER_EVENTS; exit 137", true));
+  ASSERT_OK(pool.attach(loop_));
+  tell_port();
+  loop_.run_once(Deadline::after(20s).at());
+  const AgentPoolFacts facts = pool.finish();
+  EXPECT_EQ(facts.started, 1);
+  EXPECT_EQ(facts.killed, 0);
+  EXPECT_THAT(facts.other_failures, ElementsAre(137));
+}
+
 TEST_F(AgentPoolTest, ThePortOfAnEarlierJobInTheFileIsNobodys) {
   tell_port();
   AgentPool pool(options("echo {port} > $0/port", true));
