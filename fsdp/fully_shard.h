@@ -26,7 +26,12 @@ class Handle {
   /// False: backward keeps whole gradients on each rank and communicates nothing (gradient
   /// accumulation); true: the next backward reduces what has accumulated. For the whole tree.
   void set_requires_gradient_sync(bool value);
+  /// False: backward reduces over the shards only, and the rows wait; the next backward with true
+  /// reduces them over the replicas too. For the whole tree; only a mesh with replicas has them.
+  void set_requires_all_reduce(bool value);
   void set_reshard_after_forward(bool value);
+  /// False: groups stay gathered after backward, for microbatches that go on. For the whole tree.
+  void set_reshard_after_backward(bool value);
   /// Gathers now, or frees now; for code that reads parameters outside forward.
   void unshard();
   void reshard();
@@ -34,6 +39,8 @@ class Handle {
   [[nodiscard]] ParamGroup& group() const;
   /// All groups of the tree, in order of creation; the root's is the last.
   [[nodiscard]] std::vector<ParamGroup*> groups() const;
+  /// What the groups hold on this rank, in the same order: plan_memory() adds it up.
+  [[nodiscard]] std::vector<GroupMemory> memory() const;
 
  private:
   std::shared_ptr<Unit> unit_;
@@ -45,6 +52,10 @@ class Handle {
 /// @error kInvalidArgument the module is a container without forward, was sharded before, or a tied
 /// parameter is visible to an earlier group; what ParamGroup throws
 Handle fully_shard(Module& module, const Options& options);
+
+/// The same for several modules as one group, gathered before the first of them runs and freed
+/// after the last: for tied weights, or a norm and the head behind it.
+Handle fully_shard(const std::vector<Module*>& modules, const Options& options);
 
 /// Gives every sharded parameter of the tree its initial value, by (seed, name, global index):
 /// equal to initialising the whole model and sharding it then.

@@ -11,8 +11,10 @@ namespace muster::fsdp {
 
 /// Dtypes that differ from the parameters' own; nothing means "as the parameters".
 struct MixedPrecision {
-  std::optional<DType> param_dtype = {};  ///< of gathered parameters and of floating forward inputs
+  std::optional<DType> param_dtype = {};   ///< of gathered parameters
   std::optional<DType> reduce_dtype = {};  ///< in which gradients are reduced
+  std::optional<DType> output_dtype = {};  ///< of floating forward outputs
+  bool cast_forward_inputs = true;         ///< floating inputs become param_dtype
 };
 
 struct Options {
@@ -30,6 +32,19 @@ struct Options {
   /// How ranks' gradients combine: the mean, or the sum when the loss was already divided by the
   /// global count.
   ReduceOp reduce_op = ReduceOp::kAvg;
+  /// The sum over all ranks of the mesh divided by this, in place of `reduce_op`: what it is does
+  /// not depend on how the ranks are arranged. Greater than 0.
+  std::optional<double> gradient_divide_factor = {};
 };
+
+/// A division in two parts, before and after a sum.
+struct DivideFactors {
+  double before = 1;
+  double after = 1;
+};
+
+/// How a sum in `dtype` is divided by `factor`: f16 before and after it, near the square root each,
+/// so that neither the sum overflows nor small terms vanish; others afterwards. Pure.
+DivideFactors divide_factors(DType dtype, double factor);
 
 }  // namespace muster::fsdp

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "core/autograd/autograd.h"
 #include "core/ops/ops.h"
@@ -41,6 +42,9 @@ ParamGroup::ParamGroup(std::string name, std::vector<ShardedParam> params, const
                  "fully_shard: parameters must be contiguous; got strides {} for {}",
                  to_string(whole[i].strides()), params_[i].name);
   }
+  MUSTER_CHECK(options_.gradient_divide_factor.value_or(1) > 0, ErrorCode::kInvalidArgument,
+               "fully_shard: gradient_divide_factor must be above 0; got {}",
+               *options_.gradient_divide_factor);
   gather_dtype_ = options_.mixed_precision.param_dtype.value_or(dtype_);
   make_local_pieces(whole);
   make_unsharded();
@@ -108,10 +112,8 @@ void ParamGroup::make_unsharded() {
     param.unsharded = requires_grad_(whole, param.requires_grad);
     if (param.requires_grad) {
       ++num_wanted_;
-      register_post_accumulate_grad_hook(param.unsharded, [this](const Tensor&) {
-        ++num_arrived_;
-        if (on_gradient_) on_gradient_();
-      });
+      register_post_accumulate_grad_hook(param.unsharded,
+                                         [this, &param](const Tensor&) { note_gradient(param); });
     }
     param.unsharded.storage()->release_memory();
   }
@@ -121,6 +123,37 @@ void ParamGroup::make_unsharded() {
       pieces_.push_back(rows_of(param.unsharded, range.offset, range.size));
     }
   }
+}
+
+// A recomputed module brings its gradients in several parts.
+void ParamGroup::note_gradient(ShardedParam& param) {
+  if (!param.has_arrived) {
+    param.has_arrived = true;
+    ++num_arrived_;
+  }
+  if (on_gradient_) on_gradient_();
+}
+
+void ParamGroup::forget_arrivals() noexcept {
+  num_arrived_ = 0;
+  for (ShardedParam& param : params_) param.has_arrived = false;
+}
+
+void ParamGroup::keep_gradients_unsharded() {
+  forget_arrivals();
+  if (reduce_dtype() == gather_dtype_) return;  // .grad accumulates them as well
+  const NoGradGuard no_grad;
+  for (ShardedParam& param : params_) param.accumulated = take_whole_gradient(param);
+}
+
+// What arrived and what was kept, in the reduce dtype; undefined if nothing.
+Tensor ParamGroup::take_whole_gradient(ShardedParam& param) const {
+  const Tensor gradient = grad_of(param.unsharded);
+  set_grad(param.unsharded, {});
+  Tensor kept = std::exchange(param.accumulated, {});
+  if (!gradient.defined()) return kept;
+  const Tensor converted = to(contiguous(gradient), reduce_dtype());
+  return kept.defined() ? add_(kept, converted) : converted;
 }
 
 Tensor ParamGroup::gather_input() {
@@ -147,8 +180,9 @@ void ParamGroup::start_unshard(bool async_op) {
     return;
   }
   gather_input_ = gather_input();
-  gather_ = group().all_gather(pieces_, gather_input_, async_op);
   ++num_gathers_;
+  gather_ = group().all_gather(pieces_, gather_input_, async_op, ProcessGroup::Site::current(),
+                               fmt::format("{}, gather {}", name_, ++gathers_of_pass_));
   state_ = State::kGathering;
 }
 
@@ -186,26 +220,26 @@ void ParamGroup::install_gradient(ShardedParam& param, const Tensor& reduced) {
 }
 
 // Row block r of the result is rank r's rows of every gradient, each padded to the longest piece.
-Tensor ParamGroup::pack_gradients(const std::vector<ShardedParam*>& params, int64_t padded,
-                                  DType dtype) {
+Tensor ParamGroup::pack_gradients(const std::vector<ShardedParam*>& params, int64_t padded) {
   const int world = group().world_size();
+  const DType dtype = reduce_dtype();
   const Tensor send = empty_from_spec(TensorSpec::contiguous({world * padded}, dtype),
                                       &group().communication_allocator());
   const int64_t item = item_nbytes(dtype);
   int64_t at = 0;
   for (ShardedParam* param : params) {
-    const Tensor whole = to(contiguous(grad_of(param->unsharded)), dtype);
-    set_grad(param->unsharded, {});
+    const Tensor whole = take_whole_gradient(*param);
     const int64_t row = row_numel(param->gathered_sizes);
     const int64_t most = most_rows(*param);
     for (int rank = 0; rank < world; ++rank) {
-      const ChunkRange range = chunk_range(param->gathered_sizes[0], world, rank);
+      const ChunkRange range =
+          whole.defined() ? chunk_range(param->gathered_sizes[0], world, rank) : ChunkRange{};
       auto* to = static_cast<std::byte*>(send.data_ptr()) + (rank * padded + at) * item;
-      copy_rows(to, rows_of(whole, range.offset, range.size));
+      if (whole.defined()) copy_rows(to, rows_of(whole, range.offset, range.size));
       std::memset(to + range.size * row * item, 0,
                   static_cast<size_t>((most - range.size) * row * item));
     }
-    at += most * row;
+    at += padded_numel(*param);
   }
   return send;
 }
@@ -217,17 +251,43 @@ void ParamGroup::sum_partial_gradients(const std::vector<ShardedParam*>& params,
   MeshRef mesh;
   for (const ShardedParam* param : params) {
     if (!param->has_partial_gradient) break;
-    shared += most_rows(*param) * row_numel(param->gathered_sizes);
+    shared += padded_numel(*param);
     mesh = param->spec.mesh;
   }
   if (!mesh) return;
   const Tensor rows = rows_of(reduced, 0, shared);
   for (int axis = 0; axis < mesh->num_axes() - options_.mesh->num_axes(); ++axis) {
     ProcessGroup& outer = *mesh->group(axis);
-    outer.run(outer.all_reduce(rows));
+    outer.run(outer.all_reduce(rows, ReduceOp::kSum, false, ProcessGroup::Site::current(),
+                               "gradients of " + name_));
   }
 }
 
+bool ParamGroup::reduce_over_replicas(const std::vector<ShardedParam*>& params,
+                                      const Tensor& reduced, bool over_replicas) {
+  if (replicas() == nullptr) return true;
+  int64_t at = 0;
+  for (ShardedParam* param : params) {
+    const Tensor rows = rows_of(reduced, at, padded_numel(*param));
+    if (param->partial.defined()) add_(rows, param->partial);
+    param->partial = over_replicas ? Tensor() : rows;
+    at += padded_numel(*param);
+  }
+  if (!over_replicas) return false;
+  replicas()->run(replicas()->all_reduce(reduced, reduce_op(), false, ProcessGroup::Site::current(),
+                                         "gradients of " + name_));
+  return true;
+}
+
+ReduceOp ParamGroup::reduce_op() const noexcept {
+  return options_.gradient_divide_factor ? ReduceOp::kSum : options_.reduce_op;
+}
+DType ParamGroup::reduce_dtype() const noexcept {
+  return options_.mixed_precision.reduce_dtype.value_or(gather_dtype_);
+}
+int64_t ParamGroup::padded_numel(const ShardedParam& param) const {
+  return most_rows(param) * row_numel(param.gathered_sizes);
+}
 int64_t ParamGroup::most_rows(const ShardedParam& param) const {
   return chunk_range(param.gathered_sizes[0], group().world_size(), 0).size;
 }
@@ -235,34 +295,51 @@ ChunkRange ParamGroup::own_rows(const ShardedParam& param) const {
   return chunk_range(param.gathered_sizes[0], group().world_size(), group().group_rank());
 }
 
-void ParamGroup::reduce_gradients() {
+void ParamGroup::reduce_gradients(bool over_replicas) {
   const NoGradGuard no_grad;
-  num_arrived_ = 0;
+  forget_arrivals();
   std::vector<ShardedParam*> with_grad;
   int64_t padded = 0;
   for (ShardedParam& param : params_) {
-    if (!param.requires_grad || !grad_of(param.unsharded).defined()) continue;
+    const bool has_any = grad_of(param.unsharded).defined() || param.accumulated.defined() ||
+                         (over_replicas && param.partial.defined());
+    if (!param.requires_grad || !has_any) continue;
     with_grad.push_back(&param);
-    padded += most_rows(param) * row_numel(param.gathered_sizes);
+    padded += padded_numel(param);
   }
   if (with_grad.empty()) return;
   std::stable_partition(with_grad.begin(), with_grad.end(),
                         [](const ShardedParam* param) { return param->has_partial_gradient; });
-  const DType reduce_dtype = options_.mixed_precision.reduce_dtype.value_or(gather_dtype_);
+  const DivideFactors divide =
+      divide_factors(reduce_dtype(), options_.gradient_divide_factor.value_or(1));
   // The reduced rows become gradients as they lie: no copy out.
-  const Tensor received = empty_from_spec(TensorSpec::contiguous({padded}, reduce_dtype));
-  group().run(group().reduce_scatter_tensor(
-      received, pack_gradients(with_grad, padded, reduce_dtype), options_.reduce_op));
-  sum_partial_gradients(with_grad, received);
-  if (replicas() != nullptr) {
-    replicas()->run(replicas()->all_reduce(received, options_.reduce_op));
+  const Tensor received = empty_from_spec(TensorSpec::contiguous({padded}, reduce_dtype()));
+  {
+    const Tensor send = pack_gradients(with_grad, padded);
+    if (divide.before != 1) div_(send, divide.before);
+    group().run(group().reduce_scatter_tensor(received, send, reduce_op(), false,
+                                              ProcessGroup::Site::current(),
+                                              "gradients of " + name_));
   }
+  sum_partial_gradients(with_grad, received);
+  if (!reduce_over_replicas(with_grad, received, over_replicas)) return;
+  if (divide.after != 1) div_(received, divide.after);
   int64_t at = 0;
   for (ShardedParam* param : with_grad) {
     const DimVector sizes = param->spec.local_sizes();
     const Tensor rows = alias_with_layout(received, {sizes, contiguous_strides(sizes), at});
     install_gradient(*param, shallow_detach(rows));
-    at += most_rows(*param) * row_numel(param->gathered_sizes);
+    at += padded_numel(*param);
   }
+}
+
+GroupMemory ParamGroup::memory(bool reshards) const {
+  std::vector<ParamShape> shapes;
+  for (const ShardedParam& param : params_) {
+    shapes.push_back({param.name, param.gathered_sizes[0], row_numel(param.gathered_sizes),
+                      param.requires_grad});
+  }
+  return group_memory(name_, std::move(shapes), dtype_, options_.mixed_precision,
+                      group().world_size(), group().group_rank(), reshards);
 }
 }  // namespace muster::fsdp

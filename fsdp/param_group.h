@@ -4,7 +4,8 @@
 /// sharded -> gathering -> unsharded -> (reducing) -> sharded. Each rank keeps one piece of rows
 /// per parameter, all pieces in one flat buffer of shared memory that peers read in place. Gathered
 /// parameters keep their identity: their storage is freed and comes back, so what autograd saved
-/// stays valid. Padding exists only inside the reduce buffer.
+/// stays valid. Padding exists only inside the reduce buffer. Every collective carries the group's
+/// name and how often it was gathered: ranks whose models go different ways are told so.
 
 #include <memory>
 #include <string>
@@ -13,13 +14,14 @@
 #include "core/autograd/node.h"
 #include "core/nn/module.h"
 #include "dist/tensor/local_shard.h"
+#include "fsdp/memory.h"
 #include "fsdp/options.h"
 
 namespace muster::fsdp {
 
 /// One parameter of a group.
 struct ShardedParam {
-  std::string name;            ///< dotted, from the module given to fully_shard
+  std::string name;            ///< dotted, from the outermost module that was sharded
   std::vector<Tensor*> slots;  ///< where the module holds it; several when shared
   InitSpec init;
   bool requires_grad = true;
@@ -29,9 +31,12 @@ struct ShardedParam {
   DTensorSpec spec;             ///< of `local`: axes of tensor parallelism first, then this one
   std::vector<LocalBox> boxes;  ///< what `local` is of the whole: one box, or more (fused weights)
   bool has_partial_gradient = false;  ///< gradients are summed over the tensor parallel axis
+  bool has_arrived = false;           ///< its gradient came since the last reduction
   Tensor sharded;                     ///< DTensor; registered while sharded
   Tensor local;                       ///< its piece: a leaf, view of the flat buffer
-  Tensor unsharded;  ///< gathered; registered while unsharded; memory comes and goes
+  Tensor unsharded;    ///< gathered; registered while unsharded; memory comes and goes
+  Tensor accumulated;  ///< whole gradient of earlier microbatches, where it has another dtype
+  Tensor partial;      ///< rows that are reduced over the shards, not yet over the replicas
 };
 
 class ParamGroup {
@@ -47,42 +52,59 @@ class ParamGroup {
   ParamGroup(const ParamGroup&) = delete;
   ParamGroup& operator=(const ParamGroup&) = delete;
 
+  /// Its module's path from the outermost module that was sharded, or its kind: for messages.
   [[nodiscard]] const std::string& name() const noexcept { return name_; }
+  void set_name(std::string name) { name_ = std::move(name); }
   [[nodiscard]] State state() const noexcept { return state_; }
   [[nodiscard]] std::vector<ShardedParam>& params() noexcept { return params_; }
 
   /// Starts the gather without waiting. @collective all ranks of the mesh axis
   void start_unshard(bool async_op);
   /// Gathers if needed, waits, and registers whole parameters. @collective as start_unshard
-  /// @error kFailedPrecondition a parameter has no values yet; what the group's run() throws
+  /// @error kFailedPrecondition a parameter has no values yet; kMismatch another rank does
+  /// something else: names both groups and their gathers; what the group's run() throws
   void unshard();
   /// Frees whole parameters and registers sharded ones. Local.
   void reshard();
+  /// Gathers are counted from here for messages. Local.
+  void begin_pass() noexcept { gathers_of_pass_ = 0; }
 
   /// True once every parameter that wants a gradient has one since the last reduction.
   [[nodiscard]] bool all_gradients_arrived() const noexcept { return num_arrived_ == num_wanted_; }
-  [[nodiscard]] bool any_gradient_arrived() const noexcept { return num_arrived_ > 0; }
   /// Called when a parameter's gradient was accumulated; set by fully_shard.
   void on_gradient(std::function<void()> callback) { on_gradient_ = std::move(callback); }
   /// Reduces the gradients that exist and leaves each rank its rows, added to what is there.
+  /// `over_replicas` false: over the shards only, and the rows wait for a later call that reduces
+  /// them over the replicas too. Without replicas it makes no difference.
   /// @collective all ranks of the mesh axis
-  void reduce_gradients();
-  /// Forgets that gradients arrived, without reducing: they stay in the whole parameters.
-  void keep_gradients_unsharded() noexcept { num_arrived_ = 0; }
+  void reduce_gradients(bool over_replicas = true);
+  /// Forgets that gradients arrived, without reducing: they stay whole, in the reduce dtype.
+  void keep_gradients_unsharded();
 
   [[nodiscard]] const Options& options() const noexcept { return options_; }
   /// Bytes of the flat shard buffer: what this rank keeps of the parameters.
   [[nodiscard]] int64_t shard_nbytes() const noexcept { return flat_.nbytes(); }
+  /// What the group will hold on this rank, for plan_memory().
+  [[nodiscard]] GroupMemory memory(bool reshards) const;
   [[nodiscard]] uint64_t num_gathers() const noexcept { return num_gathers_; }
 
  private:
   void describe(ShardedParam& param, const Tensor& whole) const;
   void make_local_pieces(const std::vector<Tensor>& whole);
   void make_unsharded();
+  void note_gradient(ShardedParam& param);
+  void forget_arrivals() noexcept;
+  Tensor take_whole_gradient(ShardedParam& param) const;
   Tensor gather_input();
-  Tensor pack_gradients(const std::vector<ShardedParam*>& params, int64_t padded, DType dtype);
+  Tensor pack_gradients(const std::vector<ShardedParam*>& params, int64_t padded);
   void sum_partial_gradients(const std::vector<ShardedParam*>& params, const Tensor& reduced);
+  // False: the rows wait for the replicas.
+  bool reduce_over_replicas(const std::vector<ShardedParam*>& params, const Tensor& reduced,
+                            bool over_replicas);
   void install_gradient(ShardedParam& param, const Tensor& reduced);
+  [[nodiscard]] ReduceOp reduce_op() const noexcept;
+  [[nodiscard]] DType reduce_dtype() const noexcept;
+  [[nodiscard]] int64_t padded_numel(const ShardedParam& param) const;
   [[nodiscard]] int64_t most_rows(const ShardedParam& param) const;
   [[nodiscard]] ChunkRange own_rows(const ShardedParam& param) const;
   // The ranks that share out the parameters.
@@ -107,6 +129,7 @@ class ParamGroup {
   int num_wanted_ = 0;
   int num_arrived_ = 0;
   uint64_t num_gathers_ = 0;
+  uint64_t gathers_of_pass_ = 0;
   std::function<void()> on_gradient_;
 };
 

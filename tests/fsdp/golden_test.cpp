@@ -189,52 +189,65 @@ TEST_P(FsdpGolden, TwentyStepsFollowOneProcess) {
   }
 }
 
-TEST_P(FsdpGolden, AccumulatesAndReducesAsTheSwitchSays) {
+// How three microbatches of a step were run, by the rest of its name.
+struct Accumulation {
+  const char* name;
+  bool syncs_each = false;
+  bool keeps_gathered = false;  // after backward, until the last
+  std::optional<bool> reshard = {};
+  bool all_reduces_last = false;
+};
+
+void accumulate(Sharded& sharded, RankContext& ctx, const Accumulation& how) {
   const Json& single = golden().find("mlp accumulate gradients f64");
   const Tensor inputs = golden().tensor(single["inputs"]);
   const Tensor targets = golden().tensor(single["targets"]);
-  for (const bool every : {true, false}) {
-    const Json& row = golden().find(fmt::format("mlp accumulate W{} sync {}", GetParam(),
-                                                every ? "every micro" : "at the last"));
+  for (int64_t micro = 0; micro < 3; ++micro) {
+    const bool is_last = micro == 2;
+    sharded.root.set_requires_gradient_sync(how.syncs_each || how.all_reduces_last || is_last);
+    sharded.root.set_requires_all_reduce(!how.all_reduces_last || is_last);
+    sharded.root.set_reshard_after_backward(!how.keeps_gathered || is_last);
+    const Tensor loss = mse_loss((*sharded.model)(rows_of_rank(select(inputs, 0, micro), ctx)),
+                                 rows_of_rank(select(targets, 0, micro), ctx));
+    backward(div(loss, 3));
+  }
+  for (const fsdp::NamedShard& one : sharded.shards) {
+    expect_rows(one, grad_of(one.param->local), golden().tensor(single["grads"][one.name]), 1e-11);
+  }
+}
+
+TEST_P(FsdpGolden, AccumulatesAndCommunicatesAsTheSwitchesSay) {
+  for (const Accumulation& how : {Accumulation{"sync every micro", true},
+                                  {"sync at the last"},
+                                  {"sync at the last, keep unsharded", false, true},
+                                  {"sync at the last, reshard False", false, false, false},
+                                  {"is_last_backward"}}) {
+    SCOPED_TRACE(how.name);
+    const Json& row = golden().find(fmt::format("mlp accumulate W{} {}", GetParam(), how.name));
     run_ranks(GetParam(), [&](RankContext& ctx) {
-      Sharded sharded = shard(ctx, {});
-      for (int64_t micro = 0; micro < 3; ++micro) {
-        sharded.root.set_requires_gradient_sync(every || micro == 2);
-        const Tensor loss = mse_loss((*sharded.model)(rows_of_rank(select(inputs, 0, micro), ctx)),
-                                     rows_of_rank(select(targets, 0, micro), ctx));
-        backward(div(loss, 3));
-      }
-      EXPECT_EQ(launched(ctx.group()).reduces,
-                recorded(row["events"], "micro 0 forward", "").reduces);
-      for (const fsdp::NamedShard& one : sharded.shards) {
-        expect_rows(one, grad_of(one.param->local), golden().tensor(single["grads"][one.name]),
-                    1e-11);
-      }
+      Sharded sharded = shard(ctx, how.reshard);
+      accumulate(sharded, ctx, how);
+      EXPECT_EQ(launched(ctx.group()), recorded(row["events"], "micro 0 forward", ""));
     });
   }
 }
 
 // F10: the replicas' reductions too must wait for the last microbatch.
-TEST(FsdpGolden, HybridShardsAccumulateAndReduceAsTheSwitchSays) {
-  const Json& single = golden().find("mlp accumulate gradients f64");
-  const Tensor inputs = golden().tensor(single["inputs"]);
-  const Tensor targets = golden().tensor(single["targets"]);
-  for (const bool every : {true, false}) {
+TEST(FsdpGolden, HybridShardsAccumulateAndCommunicateAsTheSwitchesSay) {
+  for (const Accumulation& how : {Accumulation{"hsdp sync every micro", true},
+                                  {"hsdp sync at the last"},
+                                  {"hsdp all-reduce at the last", false, false, {}, true}}) {
+    SCOPED_TRACE(how.name);
+    const Json& row = golden().find(fmt::format("mlp accumulate W4 {}", how.name));
+    uint64_t all_reduces = 0;
+    for (const Json& event : row["events"]) all_reduces += event[0] == "all_reduce" ? 1 : 0;
     run_ranks(4, [&](RankContext& ctx) {
       Sharded sharded = shard(ctx, {}, true);
       const MeshRef& mesh = sharded.shards[0].param->spec.mesh;
-      for (int64_t micro = 0; micro < 3; ++micro) {
-        sharded.root.set_requires_gradient_sync(every || micro == 2);
-        const Tensor loss = mse_loss((*sharded.model)(rows_of_rank(select(inputs, 0, micro), ctx)),
-                                     rows_of_rank(select(targets, 0, micro), ctx));
-        backward(div(loss, 3));
-      }
-      const uint64_t groups = every ? 9 : 3;
-      EXPECT_EQ(mesh->group("fsdp")->num_launched(CollectiveKind::kReduceScatter), groups);
-      EXPECT_EQ(mesh->group("replicate")->num_launched(CollectiveKind::kAllReduce), groups);
+      accumulate(sharded, ctx, how);
+      EXPECT_EQ(launched(*mesh->group("fsdp")), recorded(row["events"], "micro 0 forward", ""));
+      EXPECT_EQ(mesh->group("replicate")->num_launched(CollectiveKind::kAllReduce), all_reduces);
       for (const fsdp::NamedShard& one : sharded.shards) {
-        expect_rows(one, grad_of(one.param->local), golden().tensor(single["grads"][one.name]),
-                    1e-11);
         EXPECT_EQ(replica_ranks(one.param->spec),
                   (std::vector<int>{ctx.group_rank() % 2, 2 + ctx.group_rank() % 2}));
       }
