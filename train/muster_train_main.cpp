@@ -29,7 +29,6 @@ int run(const WorkerEnv& env, int argc, char** argv) {
   check_recipe(recipe, env.world_size).value();
   arm_faults_from_environment(env.global_rank, env.attempt).value();
   if (recipe.train.threads > 0) kernels::set_num_threads(static_cast<int>(recipe.train.threads));
-  kernels::set_flush_denormal(recipe.train.flush_denormals);
   kernels::set_float32_matmul_precision(recipe.train.float32_matmul_precision ==
                                                 Recipe::Train::MatmulPrecision::kHigh
                                             ? kernels::MatmulPrecision::kHigh

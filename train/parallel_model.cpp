@@ -78,7 +78,9 @@ void ParallelModel::build_whole() {
   {
     const DeviceGuard meta(kMetaDevice);
     model_ = make_model(recipe_.model);
+    model_->to(parse_dtype(recipe_.model.dtype).value());
   }
+  model_->set_loss_chunk(recipe_.train.loss_chunk);
   if (has_axis("tp")) {
     parallel::parallelize(*model_, mesh_->slice({"tp"}), tp_options());
   }
@@ -95,6 +97,7 @@ void ParallelModel::build_stages() {
       const DeviceGuard meta(kMetaDevice);
       whole = make_model(recipe_.model);
       module = make_stage(*whole, stage, num_stages);
+      module->to(parse_dtype(recipe_.model.dtype).value());
     }
     if (has_axis("tp")) {
       const MeshRef tp = mesh_->slice({"tp"});

@@ -11,6 +11,7 @@
 #include "core/base/fault.h"
 #include "core/base/hash.h"
 #include "core/base/log.h"
+#include "core/kernels/parallel.h"
 #include "core/ops/ops.h"
 #include "dist/backends/backends.h"
 
@@ -30,6 +31,20 @@ std::string_view backend_name(Recipe::Dist::Backend backend) {
 
 LrSchedule schedule_of(const Recipe& recipe) {
   LrSchedule schedule;
+// Flushes denormals, or not, on this thread and those of the kernels while it lives.
+class FlushScope {
+ public:
+  explicit FlushScope(bool flush) : before_(kernels::flushes_denormals()) {
+    kernels::set_flush_denormal(flush);
+  }
+  ~FlushScope() { kernels::set_flush_denormal(before_); }
+  FlushScope(const FlushScope&) = delete;
+  FlushScope& operator=(const FlushScope&) = delete;
+
+ private:
+  const bool before_;
+};
+
   switch (recipe.optimizer.schedule) {
     case Recipe::Optimizer::Schedule::kCosine:
       schedule.kind = LrSchedule::Kind::kCosine;
@@ -185,6 +200,7 @@ StepMetrics Trainer::train_step() {
                "step {}: loss and gradient norm must be finite; got {} and {}", step_ + 1,
                metrics.loss, metrics.grad_norm);
   MUSTER_FAULT_POINT("optimizer.before_step");
+  const FlushScope denormals(recipe_.train.flush_denormals);
   optimizer_->set_lr(metrics.lr);
   optimizer_->step({.grad_scale = scale});
   optimizer_->zero_grad();

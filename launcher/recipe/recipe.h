@@ -53,6 +53,7 @@ struct Recipe {
     double rope_theta = 10000.0;
     double init_std = 0.02;
     bool tie_embeddings = true;
+    std::string dtype = "f32";  ///< of parameters and moments; a name that parse_dtype knows
   } model;
 
   struct Data {
@@ -122,6 +123,7 @@ struct Recipe {
     enum class MatmulPrecision : uint8_t { kHighest, kHigh };
     MatmulPrecision float32_matmul_precision = MatmulPrecision::kHighest;
     bool flush_denormals = true;
+    int64_t loss_chunk = 0;  ///< positions whose logits are made at a time; 0 = all
   } train;
 
   struct Checkpoint {

@@ -75,6 +75,8 @@ void add_run_and_model(Rows& rows) {
         at<&R::model, &M::init_std>);
   model("tie_embeddings", kAny, "share the weights of the token embedding and of the output layer",
         at<&R::model, &M::tie_embeddings>);
+  model("dtype", kAny, "type of parameters, gradients and moments; f64 to compare layouts closely",
+        at<&R::model, &M::dtype>, {"f32", "f64"});
 }
 
 void add_data_and_mesh(Rows& rows) {
@@ -202,6 +204,9 @@ void add_the_rest(Rows& rows) {
   train("flush_denormals", kAny, kNumbers,
         "treat denormal numbers as 0; they make some steps several times slower",
         at<&R::train, &T::flush_denormals>);
+  train("loss_chunk", between(0, 1 << 24), kOther,
+        "positions whose logits are in memory at a time, made again in backward; 0 = all",
+        at<&R::train, &T::loss_chunk>);
 
   const auto other = [&](std::string_view section, std::string_view name, Limits limits,
                          std::string_view doc, auto field, std::vector<std::string> choices = {},

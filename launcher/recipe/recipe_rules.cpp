@@ -19,6 +19,33 @@ void check_model(const Recipe& recipe, std::vector<BrokenRule>& broken) {
   }
 }
 
+// f64 is for exact comparisons; bf16 anywhere in the step would undo it.
+void check_dtypes(const Recipe& recipe, std::vector<BrokenRule>& broken) {
+  if (recipe.model.dtype == "f32") return;
+  const auto refuse = [&](const char* key, const std::string& value) {
+    broken.push_back(
+        {{key, "model.dtype"},
+         fmt::format("must not be bf16 with model.dtype {}; got {}", recipe.model.dtype, value)});
+  };
+  if (recipe.train.autocast == Recipe::Train::Autocast::kBf16) refuse("train.autocast", "bf16");
+  if (recipe.fsdp.param_dtype == "bf16") refuse("fsdp.param_dtype", "bf16");
+  if (recipe.fsdp.reduce_dtype == "bf16") refuse("fsdp.reduce_dtype", "bf16");
+}
+
+void check_loss_chunk(const Recipe& recipe, std::vector<BrokenRule>& broken) {
+  if (recipe.train.loss_chunk == 0) return;
+  if (recipe.mesh.pp > 1) {
+    broken.push_back({{"train.loss_chunk", "mesh.pp"},
+                      fmt::format("must be 0 in a pipeline; got {} with mesh.pp {}",
+                                  recipe.train.loss_chunk, recipe.mesh.pp)});
+  }
+  if (recipe.mesh.tp > 1 && recipe.tp.sequence_parallel) {
+    broken.push_back(
+        {{"train.loss_chunk", "tp.sequence_parallel"},
+         fmt::format("must be 0 with tp.sequence_parallel; got {}", recipe.train.loss_chunk)});
+  }
+}
+
 void check_optimizer(const Recipe& recipe, std::vector<BrokenRule>& broken) {
   const Recipe::Optimizer& optimizer = recipe.optimizer;
   if (optimizer.betas.size() != 2) {
@@ -130,6 +157,8 @@ std::vector<BrokenRule> broken_rules(const Recipe& recipe) {
     broken.push_back({{"data.files"}, "must name at least one file; got none"});
   }
   check_mesh(recipe, broken);
+  check_dtypes(recipe, broken);
+  check_loss_chunk(recipe, broken);
   check_optimizer(recipe, broken);
   return broken;
 }
