@@ -29,8 +29,6 @@ std::string_view backend_name(Recipe::Dist::Backend backend) {
   return "shm";
 }
 
-LrSchedule schedule_of(const Recipe& recipe) {
-  LrSchedule schedule;
 // Flushes denormals, or not, on this thread and those of the kernels while it lives.
 class FlushScope {
  public:
@@ -45,6 +43,8 @@ class FlushScope {
   const bool before_;
 };
 
+LrSchedule schedule_of(const Recipe& recipe) {
+  LrSchedule schedule;
   switch (recipe.optimizer.schedule) {
     case Recipe::Optimizer::Schedule::kCosine:
       schedule.kind = LrSchedule::Kind::kCosine;
@@ -182,6 +182,7 @@ double Trainer::forward_backward(int64_t first_sample, int64_t* tokens) {
 
 StepMetrics Trainer::train_step() {
   const TimePoint started = real_clock().now();
+  const FlushScope denormals(recipe_.train.flush_denormals);
   set_fault_step(step_ + 1);
   MUSTER_FAULT_POINT("train.step_begin");
   // Dropout: its numbers depend on the step and the samples, not on what ran before. Ranks that
@@ -200,7 +201,6 @@ StepMetrics Trainer::train_step() {
                "step {}: loss and gradient norm must be finite; got {} and {}", step_ + 1,
                metrics.loss, metrics.grad_norm);
   MUSTER_FAULT_POINT("optimizer.before_step");
-  const FlushScope denormals(recipe_.train.flush_denormals);
   optimizer_->set_lr(metrics.lr);
   optimizer_->step({.grad_scale = scale});
   optimizer_->zero_grad();
