@@ -3,6 +3,7 @@
 
 bench/bench_fsdp_step.py [BIN_DIR] [--ranks N ...] [--batch B] [--seq T] [--steps S] [key=value ...]; last line JSON.
 The rival is bench/rivals/torch_fsdp2.py; parameters, gradients and moments are 4 x 4 bytes a parameter over the ranks.
+Memory of rank 0: what its allocators held at most, and what fsdp/memory.h predicts, which leaves activations out.
 """
 import argparse
 import json
@@ -22,9 +23,12 @@ def measure(binaries, ranks, options):
                    f"train.steps={options.steps}", "optimizer.warmup=1", "optimizer.lr=1e-4", "checkpoint.every=0", *options.overrides]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
         steps = [json.loads(line) for line in open(f"{folder}/run/metrics.jsonl")]
+        events = [json.loads(line) for line in open(f"{folder}/run/events.jsonl")]
+    plan = next(event for event in events if event["event"] == "memory_plan")
     tokens = options.batch * options.seq
     median = statistics.median(step["tokens_per_s"] for step in steps[2:])
-    return {"ranks": ranks, "median_ms": round(tokens / median * 1e3, 1), "tokens_per_s": round(median, 1), "rss_mb": steps[-1]["rss_mb"]}
+    return {"ranks": ranks, "median_ms": round(tokens / median * 1e3, 1), "tokens_per_s": round(median, 1), "rss_mb": steps[-1]["rss_mb"],
+            "peak_mb": round(steps[-1]["peak_mb"], 1), "predicted_mb": round(plan["peak_mb"], 1), "state_mb": round(plan["state_mb"], 1)}
 
 
 def main():
@@ -38,7 +42,8 @@ def main():
     options = parser.parse_args()
     rows = [measure(pathlib.Path(options.binaries).resolve(), ranks, options) for ranks in options.ranks]
     for row in rows:
-        print(f"{row['ranks']} ranks  {row['median_ms']:9.1f} ms a step  {row['tokens_per_s']:8.1f} tokens/s  {row['rss_mb']} MB")
+        print(f"{row['ranks']} ranks  {row['median_ms']:9.1f} ms a step  {row['tokens_per_s']:8.1f} tokens/s  {row['rss_mb']} MB resident, "
+              f"{row['peak_mb']} MB allocated, {row['predicted_mb']} MB predicted ({row['state_mb']} of it state)")
     print(json.dumps({"bench": "fsdp_step", "batch": options.batch, "seq": options.seq, "rows": rows}))
 
 

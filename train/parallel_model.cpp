@@ -131,9 +131,11 @@ void ParallelModel::shard(Module& module, const std::vector<std::string>& blocks
 
 void ParallelModel::open_pipeline(int64_t num_microbatches) {
   std::vector<pipeline::Stage> stages;
+  const bool frees = reshard_of(recipe_.fsdp.reshard_after_forward).value_or(false);
   for (const auto& [index, module] : stages_) {
-    stages.push_back(
-        {.index = index, .module = module.get(), .hooks = stage_hooks(roots_[stages.size()])});
+    stages.push_back({.index = index,
+                      .module = module.get(),
+                      .hooks = stage_hooks(roots_[stages.size()], frees)});
   }
   pipeline_ = pipeline::Pipeline::open({.schedule = schedule_of(recipe_, num_microbatches),
                                         .group = mesh_->group("pp"),
@@ -219,6 +221,23 @@ double ParallelModel::grad_norm() {
     if (!is_tied_copy(shard.name)) counted.push_back(shard);
   const double norm = fsdp::grad_norm(counted);
   return has_axis("pp") ? norm_over_stages(*mesh_->group("pp"), norm) : norm;
+}
+
+fsdp::MemoryPlan ParallelModel::memory_plan() const {
+  std::vector<fsdp::GroupMemory> groups;
+  for (const fsdp::Handle& root : roots_) {
+    for (fsdp::GroupMemory& group : root.memory()) groups.push_back(std::move(group));
+  }
+  const Recipe::Train& train = recipe_.train;
+  fsdp::MemoryOptions options{.prefetch = static_cast<int>(recipe_.fsdp.prefetch)};
+  options.accumulates = train.global_batch > train.microbatch * data_ranks_;
+  if (recipe_.optimizer.kind == Recipe::Optimizer::Kind::kSgd)
+    options.moments = recipe_.optimizer.momentum > 0 ? 1 : 0;
+  // The embedding is the root's largest parameter; a tied one has both its uses on this rank.
+  if (stages_.empty())
+    (recipe_.model.tie_embeddings ? options.summed : options.late) =
+        groups.back().largest_gradient();
+  return fsdp::plan_memory(groups, options);
 }
 
 void ParallelModel::zero_grad() {

@@ -58,6 +58,8 @@ class ParallelModel {
   /// The 2-norm of all gradients. @collective all ranks of the mesh
   double grad_norm();
   void zero_grad();
+  /// What this rank's parameters, gradients and moments will need at most, without activations.
+  [[nodiscard]] fsdp::MemoryPlan memory_plan() const;
 
  private:
   void open_mesh(const std::shared_ptr<ProcessGroup>& world, Deadline deadline);

@@ -37,6 +37,7 @@ std::string metrics_line(const StepMetrics& metrics) {
                                        {"tokens", metrics.tokens},
                                        {"tokens_per_s", metrics.tokens_per_s},
                                        {"rss_mb", resident_mb()},
+                                       {"peak_mb", metrics.peak_mb},
                                        {"attempt", metrics.attempt},
                                        {"generation", metrics.generation},
                                        {"t_ns", monotonic_ns()}};

@@ -19,6 +19,7 @@ struct StepMetrics {
   double lr = 0;
   int64_t tokens = 0;  ///< of this step, over all ranks
   double tokens_per_s = 0;
+  double peak_mb = 0;  ///< most that the rank's allocators held at once, so far
   int attempt = 0;
   int64_t generation = 1;
 };

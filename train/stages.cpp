@@ -217,10 +217,17 @@ double norm_over_stages(ProcessGroup& group, double own_norm) {
   return std::sqrt(squares.item());
 }
 
-pipeline::StageHooks stage_hooks(fsdp::Handle root) {
+pipeline::StageHooks stage_hooks(fsdp::Handle root, bool frees_between) {
   pipeline::StageHooks hooks;
-  hooks.before_backward = [root](bool is_last) mutable {
+  hooks.unshard = [root] {
+    for (fsdp::ParamGroup* group : root.groups()) group->unshard();
+  };
+  hooks.reshard = [root] {
+    for (fsdp::ParamGroup* group : root.groups()) group->reshard();
+  };
+  hooks.before_backward = [root, frees_between](bool is_last) mutable {
     root.set_requires_gradient_sync(is_last);
+    root.set_reshard_after_backward(frees_between || is_last);
   };
   return hooks;
 }

@@ -87,7 +87,9 @@ std::vector<fsdp::NamedShard> without_tied_copies(const StageModule& stage,
 double norm_over_stages(ProcessGroup& group, double own_norm);
 
 /// Lets a sharded stage take part: gradients are kept whole over the microbatches and reduced in
-/// the last backward of a step.
-pipeline::StageHooks stage_hooks(fsdp::Handle root);
+/// the last backward of a step. Parameters stay gathered until then, so that a step gathers them
+/// once (reshard_after_forward false, or a schedule with UNSHARD and RESHARD), unless
+/// `frees_between`: then each microbatch gathers them for forward and again for backward.
+pipeline::StageHooks stage_hooks(fsdp::Handle root, bool frees_between = false);
 
 }  // namespace muster

@@ -61,6 +61,17 @@ LrSchedule schedule_of(const Recipe& recipe) {
   schedule.min_factor = recipe.optimizer.min_lr_ratio;
   return schedule;
 }
+
+double mebibytes(Bytes bytes) { return static_cast<double>(bytes.count) / (1 << 20); }
+
+// Heap and arena are memory of their own, where the backend has an arena.
+Bytes allocated_peak(ProcessGroup& group) {
+  const Allocator& heap = cpu_allocator();
+  const Allocator& arena = group.communication_allocator();
+  Bytes peak = heap.stats().peak_allocated;
+  if (&arena != &heap) peak += arena.stats().peak_allocated;
+  return peak;
+}
 }  // namespace
 
 Trainer::Trainer(const Recipe& recipe, const WorkerEnv& env, std::shared_ptr<Store> store)
@@ -73,6 +84,7 @@ Trainer::Trainer(const Recipe& recipe, const WorkerEnv& env, std::shared_ptr<Sto
   model_ = std::make_unique<ParallelModel>(recipe_, group_);
   build_optimizer();
   open_records();
+  tell_memory_plan();
   resume();
 }
 
@@ -210,6 +222,7 @@ StepMetrics Trainer::train_step() {
   metrics.step = step_;
   metrics.attempt = env_.attempt;
   metrics.generation = env_.generation;
+  metrics.peak_mb = mebibytes(allocated_peak(*group_));
   metrics.tokens_per_s =
       static_cast<double>(metrics.tokens) / to_seconds(real_clock().now() - started);
   MUSTER_FAULT_POINT("train.step_end");
@@ -261,6 +274,14 @@ void Trainer::report_slow(const SlowPeers& slow) {
            {"step", step_ + 1},
            {"text", slow.operation}});
   }
+}
+
+void Trainer::tell_memory_plan() {
+  const fsdp::MemoryPlan plan = model_->memory_plan();
+  event({{"event", "memory_plan"},
+         {"state_mb", mebibytes(plan.state())},
+         {"peak_mb", mebibytes(plan.peak())},
+         {"text", plan.describe()}});
 }
 
 void Trainer::event(nlohmann::json json) {

@@ -47,6 +47,7 @@ class Trainer {
   void report(const StepMetrics& metrics);
   void write_tensorboard(const StepMetrics& metrics);
   void report_slow(const SlowPeers& slow);
+  void tell_memory_plan();
   void event(nlohmann::json json);  // adds the attempt and, where it has none, the time
   [[nodiscard]] std::vector<Microbatch> microbatches(int64_t first_sample) const;
   double forward_backward(int64_t first_sample, int64_t* tokens);
