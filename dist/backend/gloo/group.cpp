@@ -7,7 +7,6 @@
 
 #include "dist/backend/gloo/gloo_context.h"
 #include "dist/backend/gloo/inline_collectives.h"
-#include "dist/backend/gloo/wire/mesh.h"
 
 namespace muster {
 namespace {
@@ -27,8 +26,10 @@ struct AnnouncementHead {
 
 Result<void> GlooWork::wait(Deadline deadline) {
   if (!group_->wait(*this, deadline)) {
-    return make_error(ErrorCode::kTimeout, "{}: the deadline passed; it is still pending{}",
-                      descriptor().describe(), group_->describe_late(*this));
+    Error error = make_error(ErrorCode::kTimeout, "{}: the deadline passed; it is still pending{}",
+                             descriptor().describe(), group_->describe_late(*this));
+    group_->note_timeout(*this, error.message());
+    return error;
   }
   if (error_) return *error_;
   return {};
@@ -217,6 +218,7 @@ void GlooBackend::Group::on_frame(int peer, const FrameHeader& header, const std
       const std::string text = payload.substr(sizeof(uint32_t));
       const char* what = code == ErrorCode::kMismatch   ? "found that ranks diverged"
                          : code == ErrorCode::kPeerLost ? "lost a peer"
+                         : code == ErrorCode::kTimeout  ? "gave up waiting"
                                                         : "aborted it";
       return fail_locked(
           make_error(code, "group {}: {} {}: {}", options_.group_name, name_of(rank), what, text));
@@ -274,48 +276,6 @@ bool GlooBackend::Group::wait(const GlooWork& work, Deadline deadline) {
   return true;
 }
 
-std::vector<int> GlooBackend::Group::late_ranks(const GlooWork& work) {
-  const WorkDescriptor& what = work.descriptor();
-  if (what.kind == CollectiveKind::kRecv && !work.done()) return {what.peer};
-  const std::lock_guard lock(mutex_);
-  const auto found = rounds_.find(what.seq);
-  std::vector<int> late;
-  if (is_pair(what.kind) || found == rounds_.end() || found->second.is_agreed) return late;
-  for (int peer = 0; peer < size(); ++peer) {
-    if (peer != options_.group_rank && !found->second.announced[static_cast<size_t>(peer)])
-      late.push_back(peer);
-  }
-  return late;
-}
-
-std::string GlooBackend::Group::describe_late(const GlooWork& work) {
-  const std::vector<int> late = late_ranks(work);
-  if (work.descriptor().kind == CollectiveKind::kRecv)
-    return fmt::format("\n  {} has not sent it", name_of(work.descriptor().peer));
-  if (late.empty()) return "\n  all ranks have arrived; its data is on the way";
-  std::string text;
-  for (const int peer : late) {
-    const std::string place =
-        channel_->mesh().where_it_waits(options_.global_ranks[static_cast<size_t>(peer)]);
-    const std::lock_guard lock(mutex_);
-    text += fmt::format("\n  {} has not arrived; its last is #{}{}{}", name_of(peer),
-                        last_announced_[static_cast<size_t>(peer)],
-                        place.empty() ? "" : "; it waits for this rank in ", place);
-  }
-  return text;
-}
-
-std::string GlooBackend::Group::where_it_waits(int peer) {
-  const int rank = group_rank_of(peer);
-  if (rank < 0) return {};
-  const std::lock_guard lock(mutex_);
-  for (const auto& [seq, round] : rounds_) {
-    const std::optional<Announcement>& theirs = round.announced[static_cast<size_t>(rank)];
-    if (theirs && !round.work) return theirs->descriptor.describe(options_.group_name);
-  }
-  return {};
-}
-
 void GlooBackend::Group::abort(const std::string& reason) {
   const std::lock_guard lock(mutex_);
   if (!failure_) post_notice(Error(ErrorCode::kAborted, reason));
@@ -327,6 +287,8 @@ void GlooBackend::Group::close() {
   channel_->detach();
   {
     const std::lock_guard lock(mutex_);
+    const bool left_a_timeout = timed_out_seq_ != 0 && rounds_.contains(timed_out_seq_);
+    if (left_a_timeout && !failure_) post_notice(Error(ErrorCode::kTimeout, timed_out_why_));
     fail_locked(make_error(ErrorCode::kAborted,
                            "group {}: it was closed with this operation pending",
                            options_.group_name));

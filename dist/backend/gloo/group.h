@@ -61,6 +61,9 @@ class GlooBackend::Group final : public wire::ChannelListener,
   [[nodiscard]] std::vector<int> late_ranks(const GlooWork& work);
   /// The same for people: one line each, with the last operation that a rank came to.
   [[nodiscard]] std::string describe_late(const GlooWork& work);
+  /// Remembers that a wait for a collective ended at its deadline: if the group is closed with it
+  /// pending, peers are told, and who was late is named to them too.
+  void note_timeout(const GlooWork& work, const std::string& why);
   void abort(const std::string& reason);
   /// Ends what is pending and joins the group's thread; the channel is not used after it.
   void close();
@@ -130,6 +133,8 @@ class GlooBackend::Group final : public wire::ChannelListener,
   std::optional<Error> failure_;               // guarded by mutex_
   bool is_noticed_ = false;                    // guarded by mutex_
   bool is_stopping_ = false;                   // guarded by mutex_
+  uint64_t timed_out_seq_ = 0;                 // guarded by mutex_; 0: none
+  std::string timed_out_why_;                  // guarded by mutex_
   std::thread thread_;  // started by the first large operation, joined by close()
 };
 

@@ -154,8 +154,11 @@ WaitOutcome Context::wait_for(Clock& clock, uint32_t target, const Peer& peer, A
     if (flags.own.load(std::memory_order_acquire)) return WaitOutcome::kAborted;
     if (flags.peer.load(std::memory_order_acquire) != 0) return WaitOutcome::kPeerAborted;
     // A peer that finished its part and left normally has set its clock before it ended.
-    if (has_ended(peer))
-      return reached(clock, target) ? WaitOutcome::kReached : WaitOutcome::kPeerLost;
+    if (has_ended(peer)) {
+      if (reached(clock, target)) return WaitOutcome::kReached;
+      const bool gave_up = flags.peer.load(std::memory_order_acquire) != 0;  // its last words
+      return gave_up ? WaitOutcome::kPeerAborted : WaitOutcome::kPeerLost;
+    }
     if (deadline.passed()) return WaitOutcome::kDeadline;
   }
 }

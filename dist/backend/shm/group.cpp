@@ -24,8 +24,24 @@ ShmBackend::Group::~Group() {
   // The control block stays allocated too: a slow peer may still look at its clock.
 }
 
+void ShmBackend::Group::note_timeout(uint64_t seq, const std::string& why) {
+  const std::lock_guard lock(mutex_);
+  timed_out_seq_ = seq;
+  timed_out_why_ = why;
+}
+
+std::optional<Error> ShmBackend::Group::timeout_left_behind() {
+  const std::lock_guard lock(mutex_);
+  for (const auto& work : lanes_[0].pending) {
+    if (work->descriptor().seq == timed_out_seq_ && !work->done())
+      return Error(ErrorCode::kTimeout, timed_out_why_);
+  }
+  return std::nullopt;
+}
+
 void ShmBackend::Group::close() {
   context->remove_observer(this);
+  if (const std::optional<Error> timeout = timeout_left_behind()) post_notice(*timeout);
   fail(make_error(ErrorCode::kAborted, "group {}: it was closed with this operation pending",
                   options.group_name));
   is_aborted = true;
@@ -157,6 +173,8 @@ Error ShmBackend::Group::read_notice(int peer, const WorkDescriptor& what) const
   }
   if (code == ErrorCode::kPeerLost)
     return make_error(code, "{}: {} lost a peer: {}", what.describe(), name_of(peer), reason);
+  if (code == ErrorCode::kTimeout)
+    return make_error(code, "{}: {} gave up waiting: {}", what.describe(), name_of(peer), reason);
   return make_error(ErrorCode::kAborted, "{}: {} aborted the group: {}", what.describe(),
                     name_of(peer), reason);
 }

@@ -52,6 +52,9 @@ class ShmBackend::Group {
   void abort(const std::string& reason);
   /// Tells the peers why this rank gave the group up; the first notice counts.
   void post_notice(const Error& error);
+  /// Remembers that a wait for a collective ended at its deadline: if the group is closed with it
+  /// pending, peers are told, and who was late is named to them too.
+  void note_timeout(uint64_t seq, const std::string& why);
   /// What a peer's notice means for an operation of this rank.
   [[nodiscard]] Error read_notice(int peer, const WorkDescriptor& what) const;
   /// Where a rank of the job waits for this one in a collective of this group, or "".
@@ -79,6 +82,7 @@ class ShmBackend::Group {
 
  private:
   void run_async(ShmLane& lane);
+  [[nodiscard]] std::optional<Error> timeout_left_behind();
   ShmLane& lane_of(const ShmWork& work);
 
   mutable std::mutex mutex_;
@@ -86,6 +90,8 @@ class ShmBackend::Group {
   std::optional<Error> failure_;  // guarded by mutex_
   std::vector<ShmLane> lanes_;    // guarded by mutex_: collectives, sends by peer, receives by peer
   bool stopping_ = false;         // guarded by mutex_
+  uint64_t timed_out_seq_ = 0;    // guarded by mutex_; 0: none
+  std::string timed_out_why_;     // guarded by mutex_
 };
 
 /// One operation; execute() is a state machine that may be left at a deadline and entered again.
@@ -134,9 +140,9 @@ class ShmWork final : public Work {
 
   std::shared_ptr<ShmBackend::Group> group_;
   CollectiveRequest request_;
+  const bool is_inline_;  // the contribution travels in the announcement, on all ranks alike
   Stage stage_ = Stage::kNew;
   int next_peer_ = 0;
-  bool is_inline_ = false;
   std::byte* staged_ = nullptr;
   int64_t staged_nbytes_ = 0;
   std::optional<Error> error_;  // written before done_

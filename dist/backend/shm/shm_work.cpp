@@ -17,16 +17,33 @@ using shm::WaitOutcome;
 // How long one peer is waited for before the others are looked at.
 constexpr Duration kTurn = 50ms;
 
+bool is_pair(CollectiveKind kind) {
+  return kind == CollectiveKind::kSend || kind == CollectiveKind::kRecv;
+}
 bool reads_root_only(CollectiveKind kind) {
   return kind == CollectiveKind::kBroadcast || kind == CollectiveKind::kScatter;
 }
 bool root_reads_all(CollectiveKind kind) {
   return kind == CollectiveKind::kGather || kind == CollectiveKind::kReduce;
 }
+
+// Sizes that ranks agree on decide this, so that all take the same path.
+bool is_inline(const CollectiveRequest& request, int group_size) {
+  const WorkDescriptor& what = request.descriptor;
+  const int64_t agreed = numel_of(what.sizes) * item_nbytes(what.dtype);
+  const bool has_pieces =
+      what.kind == CollectiveKind::kReduceScatter || what.kind == CollectiveKind::kScatter;
+  const bool is_uneven = what.kind == CollectiveKind::kAllToAll ||
+                         (what.kind == CollectiveKind::kAllGather && request.outputs.size() > 1);
+  return !is_uneven && agreed * (has_pieces ? group_size : 1) <= shm::kInlineNbytes;
+}
 }  // namespace
 
 ShmWork::ShmWork(std::shared_ptr<ShmBackend::Group> group, CollectiveRequest request)
-    : Work(request.descriptor), group_(std::move(group)), request_(std::move(request)) {}
+    : Work(request.descriptor),
+      group_(std::move(group)),
+      request_(std::move(request)),
+      is_inline_(is_inline(request_, group_->size())) {}
 
 ShmWork::~ShmWork() { release_stage(); }
 
@@ -40,8 +57,12 @@ Result<void> ShmWork::wait(Deadline deadline) {
       late += fmt::format("\n  {} has not arrived; its last is #{}{}{}", group_->name_of(peer),
                           ticks / 2, place.empty() ? "" : "; it waits for this rank in ", place);
     }
-    return make_error(ErrorCode::kTimeout, "{}: the deadline passed; it is still pending{}",
-                      descriptor().describe(), late);
+    Error error = make_error(ErrorCode::kTimeout, "{}: the deadline passed; it is still pending{}",
+                             descriptor().describe(), late);
+    // Where its contribution is out already, the others can go on without this rank.
+    if (!is_pair(descriptor().kind) && !is_inline_)
+      group_->note_timeout(descriptor().seq, error.message());
+    return error;
   }
   if (error_) return *error_;
   return {};
@@ -119,7 +140,7 @@ bool ShmWork::await_peer(int peer, shm::Clock& clock, uint32_t target, Deadline 
         finish(group_->failure());
         return false;
       case WaitOutcome::kPeerLost:
-        finish(lost_error(peer));
+        finish(fault_of_others(peer).value_or(lost_error(peer)));
         return false;
       case WaitOutcome::kDeadline:
         break;
@@ -137,24 +158,30 @@ bool ShmWork::await_peer(int peer, shm::Clock& clock, uint32_t target, Deadline 
 
 // The one that is waited for may be late for long: what is wrong among the others is said before.
 std::optional<Error> ShmWork::fault_of_others(int awaited) const {
-  const CollectiveKind kind = descriptor().kind;
-  const bool is_pair = kind == CollectiveKind::kSend || kind == CollectiveKind::kRecv;
-  const auto arrived = static_cast<uint32_t>(2 * descriptor().seq - 1);
+  std::vector<int> others, ended;
   for (int peer = 0; peer < group_->size(); ++peer) {
     if (peer == awaited || peer == group_->options.group_rank) continue;
-    ControlBlock& block = group_->block(peer);
-    if (block.aborted.load(std::memory_order_acquire) != 0)
+    others.push_back(peer);
+    if (Context::has_ended(group_->peer(peer))) ended.push_back(peer);
+  }
+  // Last words first: who left because of them is not the cause.
+  for (const int peer : others) {
+    if (group_->block(peer).aborted.load(std::memory_order_acquire) != 0)
       return group_->read_notice(peer, descriptor());
-    if (is_pair) continue;
-    const bool has_ended = Context::has_ended(group_->peer(peer));
-    const uint32_t ticks = block.clock.ticks.load(std::memory_order_acquire);
-    const uint32_t needed = must_leave_after(peer) ? arrived + 1 : arrived;
-    if (has_ended && static_cast<int32_t>(ticks - needed) < 0) return lost_error(peer);
-    if (stage_ != Stage::kArriving || static_cast<int32_t>(ticks - arrived) < 0) continue;
-    if (std::optional<Error> diverged =
-            compare_contract(peer, block.announcements[descriptor().seq % 2].descriptor)) {
-      return diverged;
-    }
+  }
+  if (is_pair(descriptor().kind)) return std::nullopt;
+  const auto arrived = static_cast<uint32_t>(2 * descriptor().seq - 1);
+  const auto has_come_to = [&](int peer, uint32_t target) {
+    const uint32_t ticks = group_->block(peer).clock.ticks.load(std::memory_order_acquire);
+    return static_cast<int32_t>(ticks - target) >= 0;
+  };
+  for (const int peer : others) {
+    if (stage_ != Stage::kArriving || !has_come_to(peer, arrived)) continue;
+    const Announcement& slot = group_->block(peer).announcements[descriptor().seq % 2];
+    if (std::optional<Error> diverged = compare_contract(peer, slot.descriptor)) return diverged;
+  }
+  for (const int peer : ended) {
+    if (!has_come_to(peer, must_leave_after(peer) ? arrived + 1 : arrived)) return lost_error(peer);
   }
   return std::nullopt;
 }
@@ -198,14 +225,6 @@ void ShmWork::announce() {
   slot.input_offset = slot.output_offset = -1;
   const CollectiveKind kind = descriptor().kind;
   const bool contributes = !reads_root_only(kind) || request_.root == group_->options.group_rank;
-  // Sizes that ranks agree on decide this, so that all take the same path.
-  const int64_t agreed = numel_of(descriptor().sizes) * item_nbytes(descriptor().dtype);
-  const int64_t pieces = kind == CollectiveKind::kReduceScatter || kind == CollectiveKind::kScatter
-                             ? group_->size()
-                             : 1;
-  const bool is_uneven = kind == CollectiveKind::kAllToAll ||
-                         (kind == CollectiveKind::kAllGather && request_.outputs.size() > 1);
-  is_inline_ = !is_uneven && agreed * pieces <= shm::kInlineNbytes;
   if (kind == CollectiveKind::kAllToAll) {
     const int64_t table = 2 * group_->size() * static_cast<int64_t>(sizeof(int64_t));
     std::byte* at = stage(table + payload_nbytes());

@@ -102,13 +102,14 @@ TEST_P(ReportedFailures, TwoGroupsInOppositeOrderAreNamedWithBothSites) {
     ProcessGroup& first = ctx.group_rank() == 0 ? *a : *b;
     ProcessGroup& second = ctx.group_rank() == 0 ? *b : *a;
     const auto work = first.barrier();
-    const std::string other_site = fmt::format(
-        "waits for this rank in barrier #1 in group {} at tests/dist/group/", second.name());
+    const std::string other_site =
+        fmt::format("in barrier #1 in group {} at tests/dist/group/", second.name());
     Result<void> outcome;
     do {
       outcome = work->wait(Deadline::after(50ms));
       ASSERT_THAT(outcome, FailsWith(ErrorCode::kTimeout,
                                      HasSubstr("group " + first.name() + " at tests/dist/group")));
+      ASSERT_THAT(outcome, FailsWith(ErrorCode::kTimeout, HasSubstr("has not arrived")));
     } while (outcome.error().message().find(other_site) == std::string::npos &&
              !ctx.deadline().passed());
     EXPECT_THAT(outcome, FailsWith(ErrorCode::kTimeout, HasSubstr(other_site)));
@@ -152,6 +153,27 @@ TEST_P(ReportedFailures, AStoppedPeerIsNamedAtTheDeadline) {
                           HasSubstr("group rank 2 (global 2) has not arrived; its last is #1")));
   }
   world->kill(2, SIGCONT);
+  world->release_hold(2, "before all_reduce");
+}
+
+RANK_BODY(gives_up_at_a_deadline) {
+  const Tensor x = filled(1 << 16, 1);
+  const auto group = ctx.group().subgroup("all", {0, 1, 2, 3}, ctx.deadline()).value();
+  group->run(group->all_reduce(x));
+  ctx.hold_at("before all_reduce", ctx.group_rank() == 2);
+  const Deadline deadline = ctx.group_rank() == 3 ? Deadline::after(300ms) : ctx.deadline();
+  ctx.report(group->all_reduce(x)->wait(deadline));
+}
+
+// One rank's deadline is enough for all, and all name who was late, not who left first.
+TEST_P(ReportedFailures, ARankThatGivesUpTellsTheOthersWhoWasLate) {
+  const auto world = spawn_ranks(4, "gives_up_at_a_deadline");
+  for (int rank = 0; rank < 4; ++rank) world->await_hold(rank, "before all_reduce");
+  for (const int rank : {3, 0, 1}) {
+    EXPECT_THAT(world->outcome(rank),
+                FailsWith(ErrorCode::kTimeout,
+                          HasSubstr("group rank 2 (global 2) has not arrived; its last is #1")));
+  }
   world->release_hold(2, "before all_reduce");
 }
 
