@@ -12,10 +12,10 @@ function(muster_test_headers)
     <functional> <map> <memory> <string> <vector> <fmt/format.h> <gmock/gmock.h> <gtest/gtest.h> <nlohmann/json.hpp>)
 endfunction()
 
-# muster_test(NAME FOLDER LAYERS... [LABEL label] [TIMEOUT seconds] [ALSO folders...]): one GoogleTest binary from all *_test.cpp
-# below tests/FOLDER and the ALSO folders (other *.cpp there are its helpers), with each case registered in CTest.
+# muster_test(NAME FOLDER LAYERS... [LABEL label] [TIMEOUT seconds] [ALSO folders...] [ARGS arguments...]): one GoogleTest binary
+# from all *_test.cpp below tests/FOLDER and the ALSO folders (other *.cpp there are its helpers), registered in CTest.
 function(muster_test name folder)
-  cmake_parse_arguments(ARG "" "LABEL;TIMEOUT" "ALSO" ${ARGN})
+  cmake_parse_arguments(ARG "" "LABEL;TIMEOUT" "ALSO;ARGS" ${ARGN})
   if(NOT ARG_LABEL)
     set(ARG_LABEL unit)
   endif()
@@ -39,6 +39,6 @@ function(muster_test name folder)
   target_link_libraries(${name} PRIVATE ${links})
   muster_test_compilation(${name})
   target_precompile_headers(${name} REUSE_FROM muster_test_pch)
-  add_test(NAME ${name} COMMAND ${name})
+  add_test(NAME ${name} COMMAND ${name} ${ARG_ARGS})
   set_tests_properties(${name} PROPERTIES LABELS ${ARG_LABEL} TIMEOUT ${ARG_TIMEOUT})
 endfunction()

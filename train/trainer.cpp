@@ -23,6 +23,8 @@ std::string_view backend_name(Recipe::Dist::Backend backend) {
       return "fake";
     case Recipe::Dist::Backend::kGloo:
       return "gloo";
+    case Recipe::Dist::Backend::kNccl:
+      return "nccl";
     case Recipe::Dist::Backend::kShm:
       break;
   }
@@ -91,6 +93,9 @@ Trainer::Trainer(const Recipe& recipe, const WorkerEnv& env, std::shared_ptr<Sto
 Trainer::~Trainer() = default;
 
 void Trainer::open_group() {
+  MUSTER_CHECK(recipe_.dist.backend != Recipe::Dist::Backend::kNccl, ErrorCode::kUnimplemented,
+               "dist.backend: nccl moves CUDA tensors, and those of muster-train are on the CPU\n"
+               "  fix: use dist.backend shm (one host) or gloo");
   const Deadline deadline = Deadline::after(recipe_.dist.timeout);
   ProcessGroup::Options options;
   options.group_rank = env_.global_rank;
@@ -101,7 +106,8 @@ void Trainer::open_group() {
   BackendOptions backend{.store = store_,
                          .global_rank = env_.global_rank,
                          .world_size = env_.world_size,
-                         .master_addr = env_.master_addr};
+                         .master_addr = env_.master_addr,
+                         .local_rank = env_.local_rank};
   group_ = std::make_shared<ProcessGroup>(
       std::move(options),
       open_backend(backend_name(recipe_.dist.backend), std::move(backend), deadline).value());

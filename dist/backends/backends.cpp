@@ -18,6 +18,11 @@ constexpr auto open_gloo = nullptr;
 #else
 constexpr auto open_gloo = backends::open_gloo;
 #endif
+#ifndef MUSTER_WITH_NCCL
+constexpr auto open_nccl = nullptr;
+#else
+constexpr auto open_nccl = backends::open_nccl;
+#endif
 constexpr auto open_shm = backends::open_shm;
 constexpr auto open_fake = backends::open_fake;
 

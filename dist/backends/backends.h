@@ -21,11 +21,12 @@ struct BackendOptions {
   /// Where rank 0's host is reached; a backend over the network binds the address that leads there.
   /// Loopback when empty.
   std::string master_addr;
+  int local_rank = 0;  ///< of the ranks on this host; chooses the device where there are any
 };
 
 /// The world of a job over the backend `name`. @collective all ranks
-/// @error kInvalidArgument no such name; kUnimplemented this build has left it out; kTimeout,
-/// kPeerLost
+/// @error kInvalidArgument no such name; kUnimplemented this build has left it out;
+/// kFailedPrecondition the machine lacks what it needs; kTimeout, kPeerLost
 Result<std::unique_ptr<Backend>> open_backend(std::string_view name, BackendOptions options,
                                               Deadline deadline);
 

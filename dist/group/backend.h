@@ -19,6 +19,8 @@ struct BackendAbilities {
   bool send_recv = true;
   bool all_to_all = true;
   bool survives_peer_death = false;  ///< names a killed peer instead of waiting for the deadline
+  /// Reduces in group order, half types in f32, and keeps nan: the bits that shm computes.
+  bool reduces_in_group_order = true;
 };
 
 /// One operation, validated. Tensors are contiguous and stay untouched by the caller until waited.
@@ -40,6 +42,10 @@ class Backend {
   /// "shm", "gloo", "fake".
   [[nodiscard]] virtual std::string name() const = 0;
   [[nodiscard]] virtual BackendAbilities abilities() const = 0;
+  /// Throws what this backend cannot do, before the operation is numbered; `request` has no number
+  /// yet. Without an override: tensors of a device are refused. @error kInvalidArgument,
+  /// kUnimplemented
+  virtual void check(const CollectiveRequest& request) const;
   /// Queues the request. Failures come out of wait().
   [[nodiscard]] virtual std::shared_ptr<Work> launch(CollectiveRequest request) = 0;
   /// Ends all pending and later operations with kAborted, on this rank at once.

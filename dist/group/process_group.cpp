@@ -122,6 +122,11 @@ ProcessGroup::WorkPtr ProcessGroup::launch(CollectiveKind kind, ReduceOp op, int
     descriptor.dtype = inputs[0].dtype();
   }
   for (const Tensor& input : inputs) descriptor.numel += input.numel();
+  request.inputs = std::move(inputs);
+  request.outputs = std::move(outputs);
+  request.root = peer;
+  request.async_op = async_op;
+  backend_->check(request);
   const bool is_pair = kind == CollectiveKind::kSend || kind == CollectiveKind::kRecv;
   const int src = kind == CollectiveKind::kSend ? group_rank() : peer;
   const int dst = kind == CollectiveKind::kSend ? peer : group_rank();
@@ -141,10 +146,6 @@ ProcessGroup::WorkPtr ProcessGroup::launch(CollectiveKind kind, ReduceOp op, int
     contract = hash_combine(contract, static_cast<uint64_t>(size));
   if (!label.empty()) contract = hash_combine(contract, hash_text(label));
   descriptor.contract = hash_combine(contract, extra_contract);
-  request.inputs = std::move(inputs);
-  request.outputs = std::move(outputs);
-  request.root = peer;
-  request.async_op = async_op;
   ++launched_[static_cast<size_t>(kind)];
   WorkPtr work = backend_->launch(std::move(request));
   recorder_.record(work);

@@ -133,7 +133,7 @@ struct Recipe {
   } checkpoint;
 
   struct Dist {
-    enum class Backend : uint8_t { kShm, kGloo, kFake };
+    enum class Backend : uint8_t { kShm, kGloo, kFake, kNccl };
     Backend backend = Backend::kShm;
     Duration timeout = 30s;
     Duration slow_after = 5s;  ///< a rank that its peers wait for longer is named, not ended

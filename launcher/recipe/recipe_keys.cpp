@@ -222,7 +222,7 @@ void add_the_rest(Rows& rows) {
         at<&R::checkpoint, &C::dir>);
   using Net = R::Dist;
   other("dist", "backend", kAny, "how ranks communicate", at<&R::dist, &Net::backend>,
-        {"shm", "gloo", "fake"});
+        {"shm", "gloo", "fake", "nccl"});
   other("dist", "timeout", above(0), "the longest that a rank waits for its peers",
         at<&R::dist, &Net::timeout>);
   other("dist", "slow_after", above(0),

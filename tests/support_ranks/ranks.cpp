@@ -28,6 +28,8 @@ std::map<std::string, BackendMember>& members() {
         }}}};
   return joined;
 }
+
+thread_local RankContext* current_rank = nullptr;
 }  // namespace
 
 bool join_backend_suite(BackendMember member) {
@@ -42,6 +44,27 @@ std::vector<BackendMember> backend_members() {
 }
 
 RankContext::~RankContext() = default;
+
+RankContext::Current::Current(RankContext& context) { current_rank = &context; }
+RankContext::Current::~Current() { current_rank = nullptr; }
+
+const BackendMember& RankContext::member() const { return members().at(backend_); }
+
+Tensor on_backend(const Tensor& host) {
+  if (current_rank == nullptr || !current_rank->member().copy) return host;
+  Allocator& allocator = current_rank->group().communication_allocator();
+  Tensor there = empty_from_spec(
+      TensorSpec::contiguous(host.sizes(), host.dtype(), allocator.device()), &allocator);
+  current_rank->member().copy(there, host);
+  return there;
+}
+
+Tensor on_host(const Tensor& tensor) {
+  if (tensor.device() == kCpuDevice) return tensor;
+  Tensor host = empty_from_spec(TensorSpec::contiguous(tensor.sizes(), tensor.dtype()));
+  current_rank->member().copy(host, tensor);
+  return host;
+}
 
 ProcessGroup& RankContext::group() {
   if (!group_) {
@@ -69,6 +92,7 @@ void run_ranks(int world, const std::function<void(RankContext&)>& body, Duratio
   for (int rank = 0; rank < world; ++rank) {
     threads.emplace_back([&, rank] {
       manual_seed(0);
+      const RankContext::Current current(*contexts[static_cast<size_t>(rank)]);
       try {
         body(*contexts[static_cast<size_t>(rank)]);
       } catch (const std::exception& error) {

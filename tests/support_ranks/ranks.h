@@ -24,12 +24,23 @@ struct BackendMember {
   std::string name;
   BackendAbilities abilities;
   std::function<Result<std::unique_ptr<Backend>>(RankContext&)> open;
+  /// Copies values between a tensor of the host and one of communication_allocator(), either way;
+  /// none where the backend takes tensors of the host.
+  std::function<void(const Tensor& to, const Tensor& from)> copy = {};
+  /// Why this machine cannot run so many ranks of it, or "".
+  std::function<std::string(int world)> unable = {};
+  bool in_processes = true;  ///< ranks may be processes
 };
 inline void PrintTo(const BackendMember& member, std::ostream* out) { *out << member.name; }
 /// Joins the suite; returns a dummy to initialise a static with. shm has joined already.
 bool join_backend_suite(BackendMember member);
 /// All that joined, by name.
 std::vector<BackendMember> backend_members();
+
+/// For the calling rank: a tensor that its backend takes, with the values of `host`; and back.
+/// Either returns its argument where there is nothing to do.
+Tensor on_backend(const Tensor& host);
+Tensor on_host(const Tensor& tensor);
 
 class RankContext {
  public:
@@ -49,8 +60,18 @@ class RankContext {
   [[nodiscard]] Deadline deadline() const noexcept { return deadline_; }
   [[nodiscard]] Store& store() const noexcept { return *store_; }
   [[nodiscard]] const std::shared_ptr<Store>& shared_store() const noexcept { return store_; }
+  [[nodiscard]] const BackendMember& member() const;
   /// The world, opened on first use. @collective all ranks
   ProcessGroup& group();
+
+  /// The rank of this thread while a body runs, for on_backend() and on_host().
+  class Current {
+   public:
+    explicit Current(RankContext& context);
+    ~Current();
+    Current(const Current&) = delete;
+    Current& operator=(const Current&) = delete;
+  };
 
   /// For spawned ranks: tells the test that this point is reached, and stays there while `held`.
   void hold_at(const std::string& point, bool held = true);

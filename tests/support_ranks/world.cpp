@@ -34,6 +34,7 @@ int run_rank_body() {
   RankContext context(int_from_environment("MUSTER_TEST_RANK"),
                       int_from_environment("MUSTER_TEST_WORLD"), store, deadline,
                       std::getenv("MUSTER_TEST_BACKEND"));
+  const RankContext::Current current(context);
   const char* name = std::getenv("MUSTER_TEST_RANK_BODY");
   try {
     bodies().at(name)(context);
