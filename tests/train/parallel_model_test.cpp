@@ -15,8 +15,10 @@ using testing::run_ranks;
 
 constexpr int64_t kBatch = 8, kLength = 6, kVocab = 24;
 
-Recipe recipe_of(int pp, int replicas, int tp) {
+Recipe recipe_of(Recipe::Model::Kind kind, int pp, int replicas, int tp) {
   Recipe recipe;
+  recipe.model.kind = kind;
+  recipe.model.kv_heads = kind == Recipe::Model::Kind::kLlama ? 2 : 0;
   recipe.model.layers = 2;
   recipe.model.dim = 16;
   recipe.model.heads = 4;
@@ -56,19 +58,22 @@ FirstStep first_step(RankContext& ctx, const Recipe& recipe) {
 
 // torchtitan#1750: 12.03 to 12.08 at step 1; Megatron-LM#2263: another norm for each layout.
 TEST(ParallelModel, TheFirstLossAndNormAreOneNumberOnEveryMesh) {
-  FirstStep expected;
-  run_ranks(1, [&](RankContext& ctx) { expected = first_step(ctx, recipe_of(1, 1, 1)); });
-  ASSERT_GT(expected.loss, 2.0);
-  ASSERT_GT(expected.norm, 0.1);
-  for (int mesh = 1; mesh < 16; ++mesh) {
-    const int pp = mesh & 1 ? 2 : 1, replicas = mesh & 2 ? 2 : 1, tp = mesh & 4 ? 2 : 1,
-              shards = mesh & 8 ? 2 : 1;
-    SCOPED_TRACE(fmt::format("pp {} dp_replicate {} fsdp {} tp {}", pp, replicas, shards, tp));
-    run_ranks(pp * replicas * tp * shards, [&](RankContext& ctx) {
-      const FirstStep step = first_step(ctx, recipe_of(pp, replicas, tp));
-      EXPECT_NEAR(step.loss, expected.loss, 1e-6 * expected.loss);
-      EXPECT_NEAR(step.norm, expected.norm, 1e-5 * expected.norm);
-    });
+  for (const auto kind : {Recipe::Model::Kind::kGpt, Recipe::Model::Kind::kLlama}) {
+    FirstStep expected;
+    run_ranks(1, [&](RankContext& ctx) { expected = first_step(ctx, recipe_of(kind, 1, 1, 1)); });
+    ASSERT_GT(expected.loss, 2.0);
+    ASSERT_GT(expected.norm, 0.1);
+    for (int mesh = 1; mesh < 16; ++mesh) {
+      const int pp = mesh & 1 ? 2 : 1, replicas = mesh & 2 ? 2 : 1, tp = mesh & 4 ? 2 : 1,
+                shards = mesh & 8 ? 2 : 1;
+      SCOPED_TRACE(fmt::format("kind {} pp {} dp_replicate {} fsdp {} tp {}",
+                               static_cast<int>(kind), pp, replicas, shards, tp));
+      run_ranks(pp * replicas * tp * shards, [&](RankContext& ctx) {
+        const FirstStep step = first_step(ctx, recipe_of(kind, pp, replicas, tp));
+        EXPECT_NEAR(step.loss, expected.loss, 1e-6 * expected.loss);
+        EXPECT_NEAR(step.norm, expected.norm, 1e-5 * expected.norm);
+      });
+    }
   }
 }
 }  // namespace
