@@ -12,6 +12,8 @@
 
 namespace muster {
 namespace {
+const std::string kPlacePrefix = "in module ";
+
 template <typename Hooks>
 void drop_removed(Hooks& hooks) {
   std::erase_if(hooks, [](const auto& registered) { return !*registered.alive; });
@@ -42,6 +44,40 @@ void replace_each(std::vector<TensorSlot> slots, const Make& make) {
 }  // namespace
 
 Tensor Module::operator()(const Tensor& input) {
+  try {
+    return run_hooked(input);
+  } catch (Error& error) {
+    const auto& context = error.context();
+    const auto names_place = [](const std::string& line) { return line.starts_with(kPlacePrefix); };
+    if (std::none_of(context.begin(), context.end(), names_place)) {
+      error.add_context(describe_place());
+    }
+    throw;
+  }
+}
+
+std::string Module::path() const {
+  if (parent_ == nullptr) return "";
+  const auto& siblings = parent_->children_;
+  const auto own = std::find_if(siblings.begin(), siblings.end(),
+                                [this](const Child& child) { return child.module.get() == this; });
+  const std::string above = parent_->path();
+  return above.empty() ? own->name : above + "." + own->name;
+}
+
+// in module "h.0.up" (Linear): h.0.up.weight f32[6, 4], h.0.up.bias f32[6]
+std::string Module::describe_place() const {
+  const std::string name = path();
+  std::string text = fmt::format("{}\"{}\" ({})", kPlacePrefix, name, kind_);
+  std::vector<std::string> parts;
+  for (const TensorSlot& slot : parameters_) {
+    const std::string full = name.empty() ? slot.name : name + "." + slot.name;
+    parts.push_back(full + " " + slot.tensor->describe());
+  }
+  return parts.empty() ? text : text + ": " + join(parts);
+}
+
+Tensor Module::run_hooked(const Tensor& input) {
   drop_removed(pre_hooks_);
   drop_removed(hooks_);
   Tensor in = input;
@@ -305,6 +341,7 @@ void Module::register_buffer(std::string name, Tensor& slot, Tensor value, bool 
 
 void Module::adopt(std::string name, std::unique_ptr<Module> module) {
   check_name(name);
+  module->parent_ = this;
   children_.push_back({std::move(name), std::move(module)});
 }
 

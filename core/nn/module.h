@@ -55,7 +55,8 @@ class Module {
   Module(const Module&) = delete;
   Module& operator=(const Module&) = delete;
 
-  /// Runs pre-hooks, compute and hooks, each kind in order of registration.
+  /// Runs pre-hooks, compute and hooks, each kind in order of registration. An Error that leaves it
+  /// says in which module it arose, and lists that one's parameters.
   Tensor operator()(const Tensor& input);
   /// Runs compute alone, without hooks.
   /// @error kFailedPrecondition hooks are required here (require_hooked_call)
@@ -63,6 +64,8 @@ class Module {
 
   /// "Linear", "Gpt": for messages.
   [[nodiscard]] const std::string& kind() const noexcept { return kind_; }
+  /// The dotted name below the outermost module that holds this one; "" for that one itself.
+  [[nodiscard]] std::string path() const;
 
   // Names. All walk the tree in registration order: own tensors first, then sub-modules.
   /// Each parameter once, under its first name.
@@ -158,7 +161,9 @@ class Module {
     std::shared_ptr<bool> alive;
   };
 
+  Tensor run_hooked(const Tensor& input);
   Tensor run_compute(const Tensor& input);
+  [[nodiscard]] std::string describe_place() const;
   void adopt(std::string name, std::unique_ptr<Module> module);
   void check_name(std::string_view name) const;
   void check_may_replace(const char* operation) const;
@@ -167,6 +172,7 @@ class Module {
              const std::function<void(const std::string& prefix, const Module&)>& body) const;
 
   std::string kind_;
+  const Module* parent_ = nullptr;  // owns this one
   std::vector<TensorSlot> parameters_;
   std::vector<TensorSlot> buffers_;
   std::vector<Child> children_;
