@@ -202,23 +202,26 @@ MUSTER_DEFINE_OPS(linalg) {
                 .infer(mm_infer)
                 .kernel(DeviceType::kCpu, mm_kernel)
                 .derivative(mm_derivative, {"self for mat2", "mat2 for self"})
-                .shard({"S(0), R -> S(0)", "R, S(1) -> S(1)", "S(1), S(0) -> P"})
+                .shard({"S(0), R -> S(0)", "R, S(1) -> S(1)", "S(1), S(0) -> P", "P, R -> P",
+                        "R, P -> P"})
                 .autocast(AutocastClass::kLowPrecision)
                 .samples({"f(2,3), f(3,4)", "f(2,3).t, f(2,4)", "f(2,0), f(0,4)"}));
-  table.add(
-      OpDef("bmm(Tensor self, Tensor mat2) -> Tensor")
-          .infer(bmm_infer)
-          .kernel(DeviceType::kCpu, bmm_kernel)
-          .derivative(bmm_derivative, {"self for mat2", "mat2 for self"})
-          .shard({"S(0), S(0) -> S(0)", "S(1), R -> S(1)", "R, S(2) -> S(2)", "S(2), S(1) -> P"})
-          .autocast(AutocastClass::kLowPrecision)
-          .samples({"f(2,2,3), f(2,3,4)", "f(0,2,3), f(0,3,4)"}));
+  table.add(OpDef("bmm(Tensor self, Tensor mat2) -> Tensor")
+                .infer(bmm_infer)
+                .kernel(DeviceType::kCpu, bmm_kernel)
+                .derivative(bmm_derivative, {"self for mat2", "mat2 for self"})
+                .shard({"S(0), S(0) -> S(0)", "S(1), R -> S(1)", "R, S(2) -> S(2)",
+                        "S(2), S(1) -> P", "P, R -> P", "R, P -> P"})
+                .autocast(AutocastClass::kLowPrecision)
+                .samples({"f(2,2,3), f(2,3,4)", "f(0,2,3), f(0,3,4)"}));
   table.add(OpDef("addmm(Tensor self, Tensor mat1, Tensor mat2, *, Scalar beta=1, Scalar "
                   "alpha=1) -> Tensor")
                 .infer(addmm_infer)
                 .kernel(DeviceType::kCpu, added_kernel<cpu::gemm>)
                 .derivative(addmm_derivative, {"mat1 for mat2", "mat2 for mat1"})
-                .replicate_only("self broadcasts: dist/tensor takes mm and add instead")
+                // self may have both dims, or one row or column that every rank needs.
+                .shard({"S(-2), S(0), R -> S(0)", "R, S(0), R -> S(0)", "S(-1), R, S(1) -> S(1)",
+                        "R, R, S(1) -> S(1)", "P, S(1), S(0) -> P", "P, P, R -> P", "P, R, P -> P"})
                 .autocast(AutocastClass::kLowPrecision)
                 .samples({"f(4), f(2,3), f(3,4), 1, 1", "f(2,4), f(2,3), f(3,4), 0.5, 2.0"}));
   table.add(OpDef("baddbmm(Tensor self, Tensor batch1, Tensor batch2, *, Scalar beta=1, Scalar "

@@ -106,7 +106,7 @@ MUSTER_DEFINE_OPS(linear) {
                 .kernel(DeviceType::kCpu, linear_kernel)
                 .derivative(linear_derivative, {"input for weight", "weight for input"})
                 .shard({"S(b), R, R -> S(b) where b < ndim(input) - 1", "R, S(0), S(0) -> S(-1)",
-                        "S(-1), S(1), P -> P"})
+                        "S(-1), S(1), P -> P", "P, R, P -> P", "R, P, P -> P"})
                 .autocast(AutocastClass::kLowPrecision)
                 .samples({"f(2,3), f(4,3), f(4)", "f(2,2,3), f(4,3), None", "f(3), f(4,3), f(4)",
                           "f(0,3), f(4,3), f(4)"}));
@@ -115,14 +115,14 @@ MUSTER_DEFINE_OPS(linear) {
                 .kernel(DeviceType::kCpu, grad_input_kernel)
                 .not_differentiable(kComposedWhenRecorded)
                 .shard({"S(b), R -> S(b) where b < ndim(grad) - 1", "S(-1), S(0) -> P",
-                        "R, S(1) -> S(-1)"})
+                        "R, S(1) -> S(-1)", "P, R -> P", "R, P -> P"})
                 .samples({"f(2,2,4), f(4,3)"}));
   table.add(OpDef("linear_grad_weight(Tensor grad, Tensor input) -> Tensor")
                 .infer(grad_weight_infer)
                 .kernel(DeviceType::kCpu, grad_weight_kernel)
                 .not_differentiable(kComposedWhenRecorded)
                 .shard({"S(b), S(b) -> P where b < ndim(grad) - 1", "S(-1), R -> S(0)",
-                        "R, S(-1) -> S(1)"})
+                        "R, S(-1) -> S(1)", "P, R -> P", "R, P -> P"})
                 .samples({"f(2,2,4), f(2,2,3)"}));
 }
 }  // namespace muster::ops

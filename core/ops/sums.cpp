@@ -206,9 +206,9 @@ std::vector<std::string> linear_rules() {
   return rules;
 }
 
-// A mean of means is the mean only where shards are even: no rule for a reduced dim.
+// A mean of means is the mean only where shards are even, which dist/tensor asks of an average.
 std::vector<std::string> mean_rules() {
-  std::vector<std::string> rules = reduction_rules();
+  std::vector<std::string> rules = reduction_rules("P(avg)");
   rules.push_back("P -> P");
   return rules;
 }

@@ -138,10 +138,11 @@ void nan_to_num_kernel(const OpArgs& args, std::span<Tensor> outs) {
 
 MUSTER_DEFINE_OPS(unary) {
   using enum UnaryKind;
-  table.add(
-      unary_op<kNeg, Typing::kNoBool>("neg(Tensor self) -> Tensor", [](Context c) -> GradList {
-        return {neg(c.grad())};
-      }).in_place());
+  table.add(unary_op<kNeg, Typing::kNoBool>("neg(Tensor self) -> Tensor",
+                                            [](Context c) -> GradList { return {neg(c.grad())}; })
+                .shard({"S(b) -> S(b)", "P -> P", "P(avg) -> P(avg)", "P(max) -> P(min)",
+                        "P(min) -> P(max)"})
+                .in_place());
   table.add(unary_op<kAbs, Typing::kNoBool>(
                 "abs(Tensor self) -> Tensor",
                 [](Context c) -> GradList { return {mul(c.grad(), sgn(c.saved("self")))}; },

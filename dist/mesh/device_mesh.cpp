@@ -20,11 +20,29 @@ std::vector<int> sizes_of(const std::vector<DeviceMesh::Axis>& axes) {
   return sizes;
 }
 
+int64_t product_of(const std::vector<DeviceMesh::Axis>& axes) {
+  int64_t product = 1;
+  for (const DeviceMesh::Axis& axis : axes) product *= axis.size;
+  return product;
+}
+
 std::string describe_axes(const std::vector<DeviceMesh::Axis>& axes) {
   std::vector<std::string> parts;
   for (const DeviceMesh::Axis& axis : axes)
     parts.push_back(fmt::format("{}={}", axis.name, axis.size));
   return join(parts);
+}
+
+Result<void> check_axes(const std::vector<DeviceMesh::Axis>& axes) {
+  for (const DeviceMesh::Axis& axis : axes) {
+    const auto same = [&](const DeviceMesh::Axis& other) { return other.name == axis.name; };
+    if (axis.name.empty() || axis.size < 1 || std::count_if(axes.begin(), axes.end(), same) > 1) {
+      return make_error(ErrorCode::kInvalidArgument,
+                        "mesh: axes have distinct names and sizes >= 1; got {}",
+                        describe_axes(axes));
+    }
+  }
+  return {};
 }
 }  // namespace
 
@@ -50,17 +68,8 @@ std::vector<int> ranks_along(const std::vector<int>& sizes, const std::vector<in
 
 Result<MeshRef> DeviceMesh::open(std::shared_ptr<ProcessGroup> world, std::vector<Axis> axes,
                                  Deadline deadline) {
-  int64_t product = 1;
-  for (size_t i = 0; i < axes.size(); ++i) {
-    product *= axes[i].size;
-    const auto same = [&](const Axis& other) { return other.name == axes[i].name; };
-    if (axes[i].name.empty() || axes[i].size < 1 ||
-        std::count_if(axes.begin(), axes.end(), same) > 1) {
-      return make_error(ErrorCode::kInvalidArgument,
-                        "mesh: axes have distinct names and sizes >= 1; got {}",
-                        describe_axes(axes));
-    }
-  }
+  MUSTER_TRY(check_axes(axes));
+  const int64_t product = product_of(axes);
   if (axes.empty() || product != world->world_size()) {
     return make_error(ErrorCode::kInvalidArgument,
                       "mesh: {} ranks asked for, world size is {}; axes {}", product,
@@ -175,6 +184,48 @@ Result<MeshRef> DeviceMesh::flatten(std::string name, Deadline deadline) const {
         MUSTER_TRY(world_->subgroup(fmt::format("{}.{}.{}", world_->name(), name, members.front()),
                                     members, deadline),
                    fmt::format("while flattening {}", describe())));
+  }
+  return MeshRef(std::move(mesh));
+}
+
+Result<MeshRef> DeviceMesh::unflatten(const std::string& axis, std::vector<Axis> parts,
+                                      Deadline deadline) const {
+  const auto at = static_cast<size_t>(axis_index(axis));
+  const int whole = axes_[at].size;
+  std::vector<Axis> axes = axes_;
+  axes.erase(axes.begin() + static_cast<std::ptrdiff_t>(at));
+  axes.insert(axes.begin() + static_cast<std::ptrdiff_t>(at), parts.begin(), parts.end());
+  MUSTER_TRY(check_axes(axes), fmt::format("while unflattening axis {}", axis));
+  if (parts.empty() || product_of(parts) != whole) {
+    return make_error(ErrorCode::kInvalidArgument,
+                      "mesh: unflatten needs sizes that multiply to {}={}; got {}", axis, whole,
+                      describe_axes(parts));
+  }
+  std::shared_ptr<DeviceMesh> mesh(new DeviceMesh());
+  mesh->world_ = world_;
+  mesh->global_ranks_ = global_ranks_;
+  mesh->axes_ = std::move(axes);
+  const std::vector<int> sizes = sizes_of(parts);
+  const std::vector<int> inner = coordinate_of(sizes, coordinate_[at]);
+  for (size_t i = 0; i < axes_.size(); ++i) {
+    if (i != at) {
+      mesh->coordinate_.push_back(coordinate_[i]);
+      mesh->groups_.push_back(groups_[i]);
+      continue;
+    }
+    for (size_t part = 0; part < parts.size(); ++part) {
+      mesh->coordinate_.push_back(inner[part]);
+      if (sizes[part] == whole) {
+        mesh->groups_.push_back(groups_[at]);
+        continue;
+      }
+      const std::vector<int> members = ranks_along(sizes, inner, static_cast<int>(part));
+      mesh->groups_.push_back(MUSTER_TRY(
+          groups_[at]->subgroup(
+              fmt::format("{}.{}.{}", groups_[at]->name(), parts[part].name, members.front()),
+              members, deadline),
+          fmt::format("while unflattening axis {}", axis)));
+    }
   }
   return MeshRef(std::move(mesh));
 }

@@ -63,6 +63,16 @@ class DeviceMesh : public std::enable_shared_from_this<DeviceMesh> {
   [[nodiscard]] Result<std::shared_ptr<const DeviceMesh>> flatten(std::string name,
                                                                   Deadline deadline) const;
 
+  /// The same ranks with `axis` divided into `parts`, outermost first: another view of one world. A
+  /// root of its own. Opens a group for each part, unless it spans the axis; other axes keep
+  /// theirs.
+  /// @collective all ranks of this mesh
+  /// @error kInvalidArgument sizes that do not multiply to the axis, or a name twice; kNotFound;
+  /// kTimeout
+  [[nodiscard]] Result<std::shared_ptr<const DeviceMesh>> unflatten(const std::string& axis,
+                                                                    std::vector<Axis> parts,
+                                                                    Deadline deadline) const;
+
   /// "mesh [fsdp=2, tp=2]".
   [[nodiscard]] std::string describe() const;
   /// Same axes over the same ranks.

@@ -1,8 +1,10 @@
 #include "dist/tensor/axis_rules.h"
 
 #include <algorithm>
+#include <functional>
 #include <limits>
 #include <mutex>
+#include <numeric>
 #include <unordered_map>
 
 namespace muster {
@@ -52,7 +54,7 @@ class AxisRules {
     add(std::move(whole), found);
     for (const ShardRule& rule : rules_of(op_)) try_rule(rule, found);
     if (op_.is_view()) try_view(found);
-    if (is_drawn_by_box(op_)) try_same(found);
+    if (is_drawn_by_box(op_) || is_exact_cast()) try_same(found);
     std::stable_sort(
         found.begin(), found.end(),
         [](const AxisCandidate& a, const AxisCandidate& b) { return a.cost < b.cost; });
@@ -94,21 +96,15 @@ class AxisRules {
     }
     if (!numbers_fit(rule)) return;
     AxisCandidate candidate;
-    int64_t cut_size = -1;
     bool is_anchored = false;  // some tensor lies so already: rules never invent shards
     for (size_t i = 0; i < inputs_.size(); ++i) {
       const PlacementPattern& pattern = rule.inputs[inputs_[i].pattern];
       const std::optional<Placement> wanted = bind_input(pattern, i, b, space);
       if (!wanted) return;
-      if (wanted->is_shard()) {
-        const int64_t size = inputs_[i].sizes[static_cast<size_t>(wanted->dim)];
-        if (cut_size >= 0 && size != cut_size && !cuts_evenly(size, cut_size)) return;
-        cut_size = size;
-      }
       is_anchored |= !wanted->is_replicate() && *wanted == placed(i);
       candidate.inputs.push_back(*wanted);
     }
-    if (!is_anchored) return;
+    if (!is_anchored || !stays_in_step(candidate.inputs)) return;
     for (size_t r = 0; r < rule.outputs.size(); ++r) {
       const std::optional<Placement> out = bind_output(rule.outputs[r], r, b, space);
       if (!out || !may_be_partial(*out, candidate.inputs)) return;
@@ -130,10 +126,37 @@ class AxisRules {
     return true;
   }
 
+  [[nodiscard]] int64_t size_of(size_t i, int32_t dim) const {
+    return inputs_[i].sizes[static_cast<size_t>(dim)];
+  }
+  // Into how many pieces this axis and the others cut what `wanted` shards.
+  [[nodiscard]] int64_t parts_of(const std::vector<Placement>& wanted) const {
+    int64_t parts = mesh_.axes()[static_cast<size_t>(axis_)].size;
+    for (size_t axis = 0; axis < mesh_.axes().size(); ++axis) {
+      if (static_cast<int>(axis) == axis_) continue;
+      for (size_t i = 0; i < wanted.size(); ++i) {
+        if (!wanted[i].is_shard() || !inputs_[i].placements[axis].is_shard_of(wanted[i].dim)) {
+          continue;
+        }
+        parts *= mesh_.axes()[axis].size;
+        break;
+      }
+    }
+    return parts;
+  }
+
   // Dims of different sizes that are cut together (heads of queries and of keys) stay in step only
-  // where both divide.
-  [[nodiscard]] bool cuts_evenly(int64_t a, int64_t b) const {
-    return a % mesh_.size() == 0 && b % mesh_.size() == 0;
+  // where the pieces of all are even.
+  [[nodiscard]] bool stays_in_step(const std::vector<Placement>& wanted) const {
+    std::vector<int64_t> sizes;
+    for (size_t i = 0; i < wanted.size(); ++i) {
+      if (wanted[i].is_shard()) sizes.push_back(size_of(i, wanted[i].dim));
+    }
+    const bool is_one_size =
+        std::adjacent_find(sizes.begin(), sizes.end(), std::not_equal_to<>()) == sizes.end();
+    const int64_t parts = parts_of(wanted);
+    return is_one_size ||
+           std::all_of(sizes.begin(), sizes.end(), [&](int64_t size) { return size % parts == 0; });
   }
 
   [[nodiscard]] std::optional<Placement> bind_input(const PlacementPattern& pattern, size_t i,
@@ -245,38 +268,48 @@ class AxisRules {
     if (!out.is_partial() || out.op == PartialOp::kSum || out.op == PartialOp::kProduct) {
       return true;
     }
+    const int64_t parts = parts_of(wanted);
     for (size_t i = 0; i < wanted.size(); ++i) {
       if (!wanted[i].is_shard()) continue;
-      int64_t parts = mesh_.axes()[static_cast<size_t>(axis_)].size;
-      for (size_t axis = 0; axis < inputs_[i].placements.size(); ++axis) {
-        if (static_cast<int>(axis) == axis_) continue;
-        if (inputs_[i].placements[axis].is_shard_of(wanted[i].dim)) {
-          parts *= mesh_.axes()[axis].size;
-        }
-      }
-      const int64_t size = inputs_[i].sizes[static_cast<size_t>(wanted[i].dim)];
+      const int64_t size = size_of(i, wanted[i].dim);
       if (size == 0 || size % parts != 0) return false;
     }
     return true;
   }
 
+  // A wider floating type holds every share as it is, so shares may be cast one by one. What is
+  // narrowed is reduced first: in the dtype with more bits.
+  [[nodiscard]] bool is_exact_cast() const {
+    if (op_.name() != "_to_copy" || inputs_.size() != 1 || outputs_.size() != 1) return false;
+    const DType from = inputs_[0].dtype, to = outputs_[0].dtype;
+    return is_floating(from) && is_floating(to) && item_nbytes(to) > item_nbytes(from);
+  }
+
   // Each number drawn is a function of its global place: shards draw their own.
   void try_same(std::vector<AxisCandidate>& found) const {
-    if (inputs_.size() != 1 || placed(0).kind != Placement::Kind::kShard) return;
+    const bool may_stay = inputs_.size() == 1 && (placed(0).kind == Placement::Kind::kShard ||
+                                                  (placed(0).is_partial() && is_exact_cast()));
+    if (!may_stay) return;
     AxisCandidate candidate;
     candidate.inputs.push_back(placed(0));
     candidate.outputs.push_back(placed(0));
     add(std::move(candidate), found);
   }
 
-  // A view that keeps the sharded dim: the one output dim with its size and stride.
+  // A view of shares is a share of the view. A shard stays one where the view keeps its dim: the
+  // one output dim with its size and stride.
   void try_view(std::vector<AxisCandidate>& found) const {
-    if (outputs_.size() != 1 || inputs_.size() != 1 || !placed(0).is_shard()) return;
-    const auto from = static_cast<size_t>(placed(0).dim);
-    const RuleInput& input = inputs_[0];
-    if (placed(0).kind != Placement::Kind::kShard || input.sizes[from] <= 1) return;
+    if (inputs_.size() != 1) return;
     AxisCandidate candidate;
     candidate.inputs.push_back(placed(0));
+    if (placed(0).is_partial()) {
+      candidate.outputs.assign(op_.schema().returns.size(), placed(0));
+      return add(std::move(candidate), found);
+    }
+    if (outputs_.size() != 1 || placed(0).kind != Placement::Kind::kShard) return;
+    const auto from = static_cast<size_t>(placed(0).dim);
+    const RuleInput& input = inputs_[0];
+    if (input.sizes[from] <= 1) return;
     for (size_t dim = 0; dim < outputs_[0].sizes.size(); ++dim) {
       if (outputs_[0].sizes[dim] == input.sizes[from] &&
           outputs_[0].strides[dim] == input.strides[from]) {
@@ -284,6 +317,26 @@ class AxisRules {
       }
     }
     if (candidate.outputs.size() == 1) add(std::move(candidate), found);
+    if (op_.name() == "view") try_reshape(found);
+  }
+
+  // Elements keep their order: a dim of the result that begins where the sharded one does holds the
+  // same elements in each of its pieces if these have the same number, which is checked later.
+  void try_reshape(std::vector<AxisCandidate>& found) const {
+    const auto from = static_cast<std::ptrdiff_t>(placed(0).dim);
+    const DimVector& sizes = inputs_[0].sizes;
+    const int64_t before =
+        std::accumulate(sizes.begin(), sizes.begin() + from, int64_t{1}, std::multiplies<>());
+    int64_t prefix = 1;
+    for (size_t dim = 0; dim < outputs_[0].sizes.size(); ++dim) {
+      if (prefix == before && outputs_[0].sizes[dim] > 1) {
+        AxisCandidate candidate;
+        candidate.inputs.push_back(placed(0));
+        candidate.outputs.push_back(Placement::shard(static_cast<int32_t>(dim)));
+        add(std::move(candidate), found);
+      }
+      prefix *= outputs_[0].sizes[dim];
+    }
   }
 
   const Op& op_;

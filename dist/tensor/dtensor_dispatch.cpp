@@ -1,16 +1,22 @@
 #include "dist/tensor/dtensor_dispatch.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <unordered_map>
 
+#include "core/autograd/autograd_meta.h"
 #include "core/base/hash.h"
+#include "core/dispatch/mode.h"
 #include "dist/tensor/axis_rules.h"
+#include "dist/tensor/local_shard.h"
 #include "dist/tensor/redistribute_local.h"
 #include "dist/tensor/shard_rules.h"
 
 namespace muster {
 namespace {
 constexpr size_t kMaxLayouts = 4096;
+thread_local bool implicit_replication = false;
 
 struct KeyHash {
   size_t operator()(const std::vector<int64_t>& key) const noexcept {
@@ -42,10 +48,34 @@ void check_mesh(const Op& op, const DTensorSpec& a, const DTensorSpec& b) {
                a.describe(), b.describe());
 }
 
+// "linear: argument 1 (weight)".
+std::string place_of(const Op& op, size_t argument) {
+  return fmt::format("{}: argument {} ({})", op.name(), argument,
+                     op.schema().arguments[argument].name);
+}
+
+// A plain tensor may take part where it stands for the same value on every rank.
+void check_plain(const Op& op, const Tensor& tensor, size_t argument, bool is_written,
+                 const DTensorSpec& any) {
+  const LocalShard* piece = local_shard_of(tensor);
+  const bool may_join = (tensor.numel() == 1 || implicit_replication) && !is_written && !piece;
+  MUSTER_CHECK(may_join, ErrorCode::kInvalidArgument,
+               "{} is a plain tensor {} beside a DTensor {}{}\n"
+               "  fix: make it a DTensor by distribute_tensor or from_local, or, where all ranks "
+               "hold the same values, use ImplicitReplicationGuard",
+               place_of(op, argument), tensor, any.describe(),
+               piece ? fmt::format("; it is a piece of {}", piece->whole.describe()) : "");
+  MUSTER_CHECK(!grad_enabled() || !tensor.requires_grad() || op.facts().derivative == nullptr,
+               ErrorCode::kInvalidArgument,
+               "{} is a plain tensor {} that requires a gradient beside a DTensor {}: the gradient "
+               "would be a DTensor\n  fix: from_local(x, mesh, [R]) gives it a local one",
+               place_of(op, argument), tensor, any.describe());
+}
+
 RuleInput describe_input(const Op& op, const Tensor& tensor, size_t argument, size_t pattern,
                          const DTensorSpec& any) {
-  MUSTER_CHECK(tensor.defined(), ErrorCode::kInvalidArgument,
-               "{}: argument {} has an undefined tensor in its list", op.name(), argument);
+  MUSTER_CHECK(tensor.defined(), ErrorCode::kInvalidArgument, "{} has an undefined tensor in it",
+               place_of(op, argument));
   RuleInput input;
   input.argument = argument;
   input.pattern = pattern;
@@ -58,13 +88,22 @@ RuleInput describe_input(const Op& op, const Tensor& tensor, size_t argument, si
     input.placements = dtensor_spec(tensor).placements;
     return input;
   }
-  MUSTER_CHECK(tensor.numel() == 1 && !input.is_written, ErrorCode::kInvalidArgument,
-               "{}: argument {} is a plain tensor {} beside a DTensor {}\n"
-               "  fix: make it a DTensor by distribute_tensor or from_local",
-               op.name(), argument, tensor, any.describe());
+  check_plain(op, tensor, argument, input.is_written, any);
   input.placements.assign(any.placements.size(), Placement::replicate());
-  input.is_plain = true;
+  input.is_plain = tensor.numel() == 1;
   return input;
+}
+
+// What a tensor of the call is to this rank under `wanted`.
+Tensor placed_local(const Tensor& tensor, const RuleInput& input, const DTensorSpec& any,
+                    const std::vector<Placement>& wanted) {
+  if (input.is_plain) return tensor;
+  if (is_dtensor(tensor)) {
+    return redistribute_local(local_tensor(tensor), dtensor_spec(tensor), wanted,
+                              PartialTargets::kAllow);
+  }
+  const DTensorSpec whole{any.mesh, input.placements, input.sizes, input.dtype};
+  return redistribute_local(tensor, whole, wanted, PartialTargets::kAllow);
 }
 
 CallTensors tensors_of(const Op& op, Args args) {
@@ -166,6 +205,11 @@ void relate_to_base(const Op& op, const Tensor& self, const Tensor& out) {
 }
 }  // namespace
 
+ImplicitReplicationGuard::ImplicitReplicationGuard() noexcept : before_(implicit_replication) {
+  implicit_replication = true;
+}
+ImplicitReplicationGuard::~ImplicitReplicationGuard() { implicit_replication = before_; }
+
 LayoutCacheCounts layout_cache_counts() noexcept { return layout_cache().counts; }
 
 void dispatch_dtensor(const Op& op, Args args, std::span<Tensor> outs) {
@@ -173,11 +217,7 @@ void dispatch_dtensor(const Op& op, Args args, std::span<Tensor> outs) {
   const CallLayout& layout = layout_of(op, args, call);
   std::vector<Tensor> locals;
   for (size_t i = 0; i < call.tensors.size(); ++i) {
-    const Tensor& tensor = *call.tensors[i];
-    locals.push_back(call.inputs[i].is_plain
-                         ? tensor
-                         : redistribute_local(local_tensor(tensor), dtensor_spec(tensor),
-                                              layout.inputs[i], PartialTargets::kAllow));
+    locals.push_back(placed_local(*call.tensors[i], call.inputs[i], *call.any, layout.inputs[i]));
   }
   ReplacedArgs replaced(args, std::move(locals));
   std::vector<DTensorSpec> specs;

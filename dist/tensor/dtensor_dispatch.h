@@ -11,9 +11,22 @@
 namespace muster {
 
 /// @collective all ranks of the mesh, when inputs must move
-/// @error kInvalidArgument a plain tensor beside DTensors, two meshes, or a written DTensor that no
-/// rule can write
+/// @error kInvalidArgument a plain tensor of several elements beside DTensors, or one that requires
+/// a gradient; two meshes; a written DTensor that no rule can write
 void dispatch_dtensor(const Op& op, Args args, std::span<Tensor> outs);
+
+/// While one lives, calls of this thread take plain tensors beside DTensors as replicated: all
+/// ranks must hold the same values, which nobody checks.
+class ImplicitReplicationGuard {
+ public:
+  ImplicitReplicationGuard() noexcept;
+  ~ImplicitReplicationGuard();
+  ImplicitReplicationGuard(const ImplicitReplicationGuard&) = delete;
+  ImplicitReplicationGuard& operator=(const ImplicitReplicationGuard&) = delete;
+
+ private:
+  bool before_;
+};
 
 /// Calls of this thread whose layout was (not) known already.
 struct LayoutCacheCounts {

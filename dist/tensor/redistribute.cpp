@@ -34,7 +34,8 @@ Tensor record(const Tensor& input, Tensor output, Make make_node) {
 
 class RedistributeNode final : public Node {
  public:
-  explicit RedistributeNode(Placements source) : source_(std::move(source)) {}
+  RedistributeNode(const DTensorSpec& source, DType moving)
+      : source_(source.placements), dtype_(source.dtype), moving_(moving) {}
   GradList apply(GradList&& grads, bool /*create_graph*/) override {
     if (!grads[0].defined()) return GradList(1);
     const Placements& lies = dtensor_spec(grads[0]).placements;
@@ -45,13 +46,36 @@ class RedistributeNode final : public Node {
         wanted[axis] = Placement::replicate();
       }
     }
-    return {redistribute(grads[0], wanted)};
+    return {to(redistribute(to(grads[0], moving_), wanted), dtype_)};
   }
   [[nodiscard]] std::string name() const override { return "redistribute"; }
 
  private:
   Placements source_;
+  DType dtype_;
+  DType moving_;  // of the gradient on its way
 };
+
+// The gradient under `wanted`, which may ask for a Partial where it is whole: one rank's share is
+// all of it then, and the others' nothing.
+Tensor as_shares(const Tensor& grad, const Placements& wanted) {
+  const Placements& lies = dtensor_spec(grad).placements;
+  Placements first = wanted;
+  for (size_t axis = 0; axis < wanted.size(); ++axis) {
+    if (wanted[axis].is_partial() && lies[axis] != wanted[axis]) {
+      first[axis] = Placement::replicate();
+    }
+  }
+  const Tensor now = redistribute(grad, first);
+  if (first == wanted) return now;
+  DTensorSpec target = dtensor_spec(now);
+  target.placements = wanted;
+  Tensor shares = make_dtensor(
+      redistribute_local(local_tensor(now), dtensor_spec(now), wanted, PartialTargets::kAllow),
+      std::move(target));
+  return record(now, std::move(shares),
+                [&] { return make_ref<RedistributeNode>(dtensor_spec(now), now.dtype()); });
+}
 
 class ToLocalNode final : public Node {
  public:
@@ -70,11 +94,13 @@ class ToLocalNode final : public Node {
 
 class FromLocalNode final : public Node {
  public:
-  FromLocalNode(DTensorSpec spec, Tensor extremes)
-      : spec_(std::move(spec)), extremes_(std::move(extremes)) {}
+  FromLocalNode(DTensorSpec spec, Placements grad_placements, Tensor extremes)
+      : spec_(std::move(spec)),
+        grad_placements_(std::move(grad_placements)),
+        extremes_(std::move(extremes)) {}
   GradList apply(GradList&& grads, bool /*create_graph*/) override {
     if (!grads[0].defined()) return GradList(1);
-    Tensor grad = to_local(redistribute(grads[0], gradient_placements(spec_.placements)));
+    Tensor grad = to_local(as_shares(grads[0], grad_placements_));
     for (size_t axis = 0; axis < spec_.placements.size(); ++axis) {
       if (spec_.placements[axis].is_partial()) grad = adjoint(grad, static_cast<int>(axis));
     }
@@ -97,6 +123,7 @@ class FromLocalNode final : public Node {
   }
 
   DTensorSpec spec_;
+  Placements grad_placements_;
   Tensor extremes_;  // the local values, where the derivative depends on who won
 };
 
@@ -179,14 +206,21 @@ DimVector global_sizes_of(const std::vector<std::vector<int64_t>>& rows, const D
 }
 }  // namespace
 
-Tensor redistribute(const Tensor& dtensor, const std::vector<Placement>& placements) {
-  const DTensorSpec& spec = dtensor_spec(dtensor);
+Tensor redistribute(const Tensor& dtensor, const std::vector<Placement>& placements,
+                    const MoveDTypes& dtypes) {
+  DTensorSpec spec = dtensor_spec(dtensor);
+  const DType moving = dtypes.backward.value_or(spec.dtype);
+  Tensor local = local_tensor(dtensor);
   DTensorSpec target = spec;
   target.placements = placements;
-  Tensor moved =
-      make_dtensor(redistribute_local(local_tensor(dtensor), spec, placements), std::move(target));
+  target.dtype = dtypes.forward.value_or(spec.dtype);
+  if (target.dtype != spec.dtype) {
+    const NoGradGuard no_grad;
+    local = to(local, target.dtype);
+  }
+  Tensor moved = make_dtensor(redistribute_local(local, spec, placements), std::move(target));
   return record(dtensor, std::move(moved),
-                [&] { return make_ref<RedistributeNode>(spec.placements); });
+                [&] { return make_ref<RedistributeNode>(spec, moving); });
 }
 
 Tensor full_tensor(const Tensor& dtensor, std::optional<Placements> grad_placements) {
@@ -214,12 +248,16 @@ Tensor to_local(const Tensor& dtensor, std::optional<Placements> grad_placements
 }
 
 Tensor from_local(const Tensor& local, MeshRef mesh, Placements placements,
-                  std::optional<DimVector> global_sizes) {
+                  std::optional<DimVector> global_sizes,
+                  std::optional<Placements> grad_placements) {
   MUSTER_CHECK(!is_dtensor(local), ErrorCode::kInvalidArgument,
                "from_local: a plain tensor is wanted; got a DTensor {}", local);
-  MUSTER_CHECK(static_cast<int>(placements.size()) == mesh->num_axes(), ErrorCode::kInvalidArgument,
-               "from_local: one placement for each axis of {}; got {}", mesh->describe(),
-               to_string(placements));
+  MUSTER_CHECK(static_cast<int>(placements.size()) == mesh->num_axes() &&
+                   (!grad_placements || grad_placements->size() == placements.size()),
+               ErrorCode::kInvalidArgument,
+               "from_local: one placement for each axis of {}; got {}, gradient {}",
+               mesh->describe(), to_string(placements),
+               grad_placements ? to_string(*grad_placements) : "not given");
   if (!global_sizes) {
     global_sizes = global_sizes_of(exchange_sizes(local, *mesh), *mesh, placements);
   }
@@ -229,7 +267,10 @@ Tensor from_local(const Tensor& local, MeshRef mesh, Placements placements,
   Tensor wrapped = make_dtensor(contiguous(piece), spec);
   return record(local, std::move(wrapped), [&] {
     const bool needs_values = has_extreme(spec.placements);
-    return make_ref<FromLocalNode>(spec, needs_values ? clone(detach(local)) : Tensor());
+    Placements backward =
+        grad_placements ? *std::move(grad_placements) : gradient_placements(spec.placements);
+    return make_ref<FromLocalNode>(spec, std::move(backward),
+                                   needs_values ? clone(detach(local)) : Tensor());
   });
 }
 

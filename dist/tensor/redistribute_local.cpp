@@ -251,8 +251,11 @@ Tensor redistribute_local(const Tensor& local, const DTensorSpec& spec,
   const auto steps = plan_redistribute(static_cast<int64_t>(spec.sizes.size()), placements,
                                        plain_target, partial_targets);
   for (const RedistributeStep& step : steps) {
-    now = Mover(*spec.mesh->group(step.axis), whole_of(spec, placements, step.axis))
-              .run(now, step.from, step.to);
+    ProcessGroup& group = *spec.mesh->group(step.axis);
+    // One rank alone holds the whole, whatever it is called.
+    now = group.world_size() == 1
+              ? clone(now, MemoryFormat::kContiguous)
+              : Mover(group, whole_of(spec, placements, step.axis)).run(now, step.from, step.to);
     placements[static_cast<size_t>(step.axis)] = step.to;
   }
   for (const int32_t dim : picked) {

@@ -242,7 +242,9 @@ MUSTER_DEFINE_OPS(sdpa) {
                                           "S(1), S(1), S(1), S(1) -> S(1), S(1)"};
   const std::vector<std::string> backward_rules = {
       "S(0), S(0), S(0), S(0), S(0), S(0), S(0), S(0) -> S(0), S(0), S(0), S(0)",
-      "S(1), S(1), S(1), S(1), S(1), S(1), S(1), S(1) -> S(1), S(1), S(1), S(1)"};
+      "S(1), S(1), S(1), S(1), S(1), S(1), S(1), S(1) -> S(1), S(1), S(1), S(1)",
+      // Without a gradient of the mask, whose place is then of one dim.
+      "S(1), S(1), S(1), S(1), S(1), S(1), S(1), S(1) -> S(1), S(1), S(1), R"};
   const Saves saves = {"query", "key", "value", "attn_mask", "out", "lse"};
   table.add(OpDef(forward("sdpa_flash"))
                 .infer(flash_infer)

@@ -238,7 +238,7 @@ TEST(DTensorOps, PlainTensorBesideADTensorIsRefusedByName) {
     const MeshRef mesh = line(ctx);
     const Tensor x = distribute_tensor(ones({4}), mesh, {s(0)});
     EXPECT_ERROR(mul(x, ones({4})), ErrorCode::kInvalidArgument,
-                 ::testing::HasSubstr("mul: argument 1 is a plain tensor f32[4]"));
+                 ::testing::HasSubstr("mul: argument 1 (other) is a plain tensor f32[4]"));
     expect_values(full_tensor(mul(x, full({1}, 3.0))), full({4}, 3.0));
   });
 }

@@ -1,4 +1,5 @@
 // PyTorch's DeviceMesh, script by script and rank by rank, on a backend without peers.
+#include <algorithm>
 #include <nlohmann/json.hpp>
 #include <set>
 
@@ -6,6 +7,7 @@
 #include "dist/mesh/device_mesh.h"
 #include "tests/support/golden_case.h"
 #include "tests/support/matchers.h"
+#include "tests/support_ranks/ranks.h"
 
 namespace muster {
 namespace {
@@ -17,6 +19,12 @@ std::shared_ptr<ProcessGroup> fake_world(int rank, int world) {
   for (int i = 0; i < world; ++i) options.global_ranks.push_back(i);
   return std::make_shared<ProcessGroup>(std::move(options),
                                         std::make_unique<FakeBackend>(rank, world));
+}
+
+Tensor full_of(int64_t value) {
+  Tensor x = empty_from_spec(TensorSpec::contiguous(DimVector{1}, DType::kI64));
+  *x.data<int64_t>() = value;
+  return x;
 }
 
 void flatten_ranks(const Json& ranks, std::vector<int>& out) {
@@ -35,9 +43,12 @@ void check_mesh(const DeviceMesh& mesh, const Json& result, int rank) {
     const auto i = static_cast<size_t>(axis);
     EXPECT_EQ(mesh.axes()[i].size, result["shape"][i].get<int>());
     EXPECT_EQ(mesh.axes()[i].name, result["names"][i].get<std::string>());
-    EXPECT_EQ(mesh.group(axis)->global_ranks(),
-              of_rank(result, "groups", rank)[i].get<std::vector<int>>());
-    EXPECT_EQ(mesh.group(axis)->group_rank(), of_rank(result, "local_ranks", rank)[i].get<int>());
+    // There a group is in ascending order whatever the mesh says; here in the order of the mesh.
+    std::vector<int> members = mesh.group(axis)->global_ranks();
+    EXPECT_EQ(mesh.group(axis)->group_rank(), mesh.coordinate()[i]);
+    EXPECT_EQ(members[static_cast<size_t>(mesh.coordinate()[i])], rank);
+    std::sort(members.begin(), members.end());
+    EXPECT_EQ(members, of_rank(result, "groups", rank)[i].get<std::vector<int>>());
   }
   EXPECT_EQ(mesh.coordinate(), of_rank(result, "coordinate", rank).get<std::vector<int>>());
   std::vector<int> ranks;
@@ -72,40 +83,73 @@ class Script {
     return at == meshes_.end() ? nullptr : at->second;
   }
 
-  // Null for steps that muster has no call for.
+  // Null for steps that muster has no call for, or that this rank has no part in.
   MeshRef make(const Json& step) {
     const auto kind = step[1].get<std::string>();
-    const Deadline deadline = Deadline::after(10s);
-    if (kind == "init") {
-      if (step[3].is_null() || step[2].size() != step[3].size()) return nullptr;
-      std::vector<DeviceMesh::Axis> axes;
-      for (size_t i = 0; i < step[2].size(); ++i) {
-        axes.push_back({step[3][i].get<std::string>(), step[2][i].get<int>()});
-      }
-      return DeviceMesh::open(world_, axes, deadline).value();
-    }
-    if (kind == "slice") {
-      const MeshRef from = find(step[2]);
-      const auto names = step[3].get<std::vector<std::string>>();
-      // There a slice by the name of a flattened mesh finds that one.
-      for (const std::string& one : names) flat_names_used_ |= flat_.contains(one);
-      if (!from || names.empty() || flat_names_used_) return flat_names_used_ = false, nullptr;
-      return from->slice(names);
-    }
-    if (kind == "flatten") {
-      const MeshRef from = find(step[2]);
-      if (!from) return nullptr;
-      const auto name = step[3].is_null() ? std::string() : step[3].get<std::string>();
-      MeshRef flat = from->flatten(name, deadline).value();
-      flat_.insert(flat->axes()[0].name);
-      return flat;
-    }
+    if (kind == "init" || kind == "mesh") return make_root(step, kind == "mesh");
     if (kind == "concatenate") {
       std::vector<MeshRef> slices;
       for (const Json& one : step[2]) slices.push_back(find(one));
       return DeviceMesh::concatenate(slices);
     }
-    return nullptr;
+    if (kind != "slice" && kind != "flatten" && kind != "unflatten" && kind != "from_group") {
+      return nullptr;
+    }
+    const MeshRef from = find(step[2]);
+    return from ? make_from(step, kind, *from) : nullptr;
+  }
+
+  // Over all ranks, or over a tensor of ranks: a group in that order, arranged.
+  MeshRef make_root(const Json& step, bool is_told_ranks) {
+    if (step[3].is_null()) return nullptr;
+    std::vector<int> sizes, members;
+    if (is_told_ranks) {
+      flatten_ranks(step[2], members);
+      for (const Json* level = &step[2]; level->is_array(); level = &level->front()) {
+        sizes.push_back(static_cast<int>(level->size()));
+      }
+      if (std::find(members.begin(), members.end(), rank_) == members.end()) return nullptr;
+    } else {
+      sizes = step[2].get<std::vector<int>>();
+    }
+    if (sizes.size() != step[3].size()) return nullptr;
+    std::vector<DeviceMesh::Axis> axes;
+    for (size_t i = 0; i < sizes.size(); ++i) {
+      axes.push_back({step[3][i].get<std::string>(), sizes[i]});
+    }
+    std::shared_ptr<ProcessGroup> ranks = world_;
+    if (is_told_ranks) {
+      ranks = world_->subgroup(step[0].get<std::string>(), members, deadline_).value();
+    }
+    return DeviceMesh::open(ranks, axes, deadline_).value();
+  }
+
+  MeshRef make_from(const Json& step, const std::string& kind, const DeviceMesh& from) {
+    if (kind == "slice") {
+      const auto names = step[3].get<std::vector<std::string>>();
+      // There a slice by the name of a flattened mesh finds that one.
+      const bool is_flat = std::any_of(names.begin(), names.end(),
+                                       [&](const auto& name) { return flat_.contains(name); });
+      return names.empty() || is_flat ? nullptr : from.slice(names);
+    }
+    if (kind == "flatten") {
+      const auto name = step[3].is_null() ? std::string() : step[3].get<std::string>();
+      MeshRef flat = from.flatten(name, deadline_).value();
+      flat_.insert(flat->axes()[0].name);
+      return flat;
+    }
+    if (kind == "from_group") {
+      const auto axis = step[3].get<std::string>();
+      const auto& group = from.group(axis);
+      return DeviceMesh::open(group, {{axis, group->world_size()}}, deadline_).value();
+    }
+    std::vector<DeviceMesh::Axis> parts;
+    for (size_t i = 0; i < step[4].size(); ++i) {
+      parts.push_back({step[5][i].get<std::string>(), step[4][i].get<int>()});
+    }
+    const std::string axis =
+        step[3].is_string() ? step[3].get<std::string>() : from.axes()[step[3].get<size_t>()].name;
+    return from.unflatten(axis, parts, deadline_).value();
   }
 
   void compare(const std::string& name, const Result<void>& made) {
@@ -128,7 +172,7 @@ class Script {
   std::shared_ptr<ProcessGroup> world_;
   std::map<std::string, MeshRef> meshes_;
   std::set<std::string> flat_;
-  bool flat_names_used_ = false;
+  const Deadline deadline_ = Deadline::after(10s);
   int compared_ = 0;
 };
 
@@ -160,6 +204,47 @@ TEST(DeviceMesh, SlicesInAnyOrder) {
     EXPECT_EQ(flat->group(0)->global_ranks(), (std::vector<int>{0, 4, 1, 5}));
     EXPECT_EQ(flat->group(0)->group_rank(), flat->coordinate()[0]);
   }
+}
+
+TEST(DeviceMesh, UnflattenRefusesWrongSizesAndNamesTwice) {
+  const MeshRef root =
+      DeviceMesh::open(fake_world(5, 8), {{"pp", 2}, {"rest", 4}}, Deadline::after(10s)).value();
+  const auto refused = [&](std::vector<DeviceMesh::Axis> parts, const char* fact) {
+    EXPECT_THAT(root->unflatten("rest", std::move(parts), Deadline::after(10s)),
+                testing::FailsWith(ErrorCode::kInvalidArgument, ::testing::HasSubstr(fact)));
+  };
+  refused({{"a", 3}, {"b", 2}}, "multiply to rest=4; got a=3, b=2");
+  refused({}, "multiply to rest=4; got");
+  refused({{"pp", 2}, {"b", 2}}, "distinct names");
+  EXPECT_ERROR(static_cast<void>(root->unflatten("x", {{"a", 4}}, Deadline::after(10s))),
+               ErrorCode::kNotFound, ::testing::HasSubstr("the axes are pp=2, rest=4"));
+  // A part that spans the axis has its group; so have the other axes.
+  const MeshRef same =
+      root->unflatten("rest", {{"dp", 4}, {"tp", 1}}, Deadline::after(10s)).value();
+  EXPECT_EQ(same->group("dp"), root->group("rest"));
+  EXPECT_EQ(same->group("pp"), root->group("pp"));
+  EXPECT_EQ(same->coordinate(), (std::vector<int>{1, 1, 0}));
+}
+
+// Two views of one world, as experts beside data and tensor parallel axes are laid out.
+TEST(DeviceMesh, ViewsOfOneWorldReduceOnTheirOwnAxes) {
+  testing::run_ranks(4, [](testing::RankContext& ctx) {
+    const auto world = std::shared_ptr<ProcessGroup>(&ctx.group(), [](ProcessGroup*) {});
+    const MeshRef root = DeviceMesh::open(world, {{"world", 4}}, ctx.deadline()).value();
+    const MeshRef dense = root->unflatten("world", {{"dp", 2}, {"tp", 2}}, ctx.deadline()).value();
+    const MeshRef experts = root->unflatten("world", {{"ep", 4}}, ctx.deadline()).value();
+    EXPECT_EQ(experts->group("ep"), world);
+    EXPECT_EQ(dense->group("dp")->global_ranks(),
+              (std::vector<int>{ctx.group_rank() % 2, ctx.group_rank() % 2 + 2}));
+    const MeshRef both = DeviceMesh::concatenate({dense->slice({"tp"}), dense->slice({"dp"})});
+    EXPECT_EQ(both->global_ranks(), (std::vector<int>{0, 2, 1, 3}));
+    for (const auto& [axis, total] :
+         {std::pair{"dp", 2 + 2 * (ctx.group_rank() % 2)}, {"tp", ctx.group_rank() < 2 ? 1 : 5}}) {
+      const Tensor x = full_of(ctx.group_rank());
+      dense->group(axis)->run(dense->group(axis)->all_reduce(x));
+      EXPECT_EQ(x.item_int(), total) << axis;
+    }
+  });
 }
 
 TEST(DeviceMesh, SlicesOfDifferentRootsAreNotJoined) {

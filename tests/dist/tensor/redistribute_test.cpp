@@ -55,6 +55,30 @@ TEST(RedistributePlan, RefusesToMakeAPartial) {
   EXPECT_TRUE(plan_redistribute(1, same, same, PartialTargets::kRefuse).empty());
 }
 
+// all_reduce, all_gather, reduce_scatter, all_to_all
+using Counts = std::array<uint64_t, 4>;
+Counts counts_of(const ProcessGroup& group) {
+  return {group.num_launched(CollectiveKind::kAllReduce),
+          group.num_launched(CollectiveKind::kAllGather),
+          group.num_launched(CollectiveKind::kReduceScatter),
+          group.num_launched(CollectiveKind::kAllToAll)};
+}
+Counts since(const Counts& before, const ProcessGroup& group) {
+  Counts now = counts_of(group);
+  for (size_t i = 0; i < now.size(); ++i) now[i] -= before[i];
+  return now;
+}
+
+// What was recorded on CPU, where a shard becomes another one by gathering all; here by an
+// exchange.
+void expect_comm(const Counts& counts, const Json& recorded, Placement from, Placement to) {
+  const auto count = [&](const char* name) { return recorded.value(name, uint64_t{0}); };
+  Counts expected = {count("all_reduce"), count("all_gather_into_tensor"),
+                     count("reduce_scatter_tensor"), 0};
+  if (from.is_shard() && to.is_shard()) std::swap(expected[1], expected[3]);
+  EXPECT_EQ(counts, expected);
+}
+
 // One case: forward on each rank, then the gradient of the input from a given one of the output.
 void check_golden_pair(testing::RankContext& ctx, const MeshRef& mesh, const Json& golden) {
   const auto& file = testing::GoldenFile::load("parallel/dtensor_redistribute");
@@ -71,13 +95,17 @@ void check_golden_pair(testing::RankContext& ctx, const MeshRef& mesh, const Jso
   }
   const Tensor x = from_local(file.tensor(golden["local_in"][rank]), mesh, {source}, sizes);
   requires_grad_(x);
+  const Counts before = counts_of(ctx.group());
   const Tensor y = redistribute(x, {target});
+  expect_comm(since(before, ctx.group()), golden["comm"], source, target);
   expect_same(local_tensor(y), file.tensor(golden["local_out"][rank]), "forward");
   const Tensor grad_in = file.tensor(golden["grad_in"][rank]);
   const Placement lies = target;
   const Tensor input[] = {x}, output[] = {y};
   const Tensor grads[] = {from_local(grad_in, mesh, {lies}, sizes)};
+  const Counts forward = counts_of(ctx.group());
   const Tensor got = muster::grad(output, input, grads)[0];
+  expect_comm(since(forward, ctx.group()), golden["comm_backward"], target, source);
   EXPECT_EQ(to_string(dtensor_spec(got).placements[0]),
             to_string(parse_placement(golden["grad_placements"][0].get<std::string>()).value()));
   expect_same(local_tensor(got), file.tensor(golden["grad"][rank]), "backward");
@@ -233,6 +261,65 @@ TEST(FullTensor, GradPlacementsSumWhatRanksDidDifferently) {
       backward(sum(mul(full_tensor(x, Placements{kP}), 1.0 + ctx.group_rank())));
       expect_same(full_tensor(grad_of(x)), full({3}, 3.0));
     }
+  });
+}
+
+// Reported as pytorch#150740, #179495, #182032. 1 + 2^-9 needs more bits than bf16 has: the shares
+// of a gradient that come back in bf16 are summed in the input's dtype, or in the one that is told.
+TEST(Redistribute, GradientsMoveInTheDTypeThatIsTold) {
+  testing::run_ranks(2, [](testing::RankContext& ctx) {
+    const MeshRef mesh = line(ctx);
+    const double share = ctx.group_rank() == 0 ? 1.0 : 0x1p-9;
+    const auto grad_with = [&](const MoveDTypes& dtypes) {
+      const Tensor x = requires_grad_(distribute_tensor(ones({2, 2}), mesh, {s(0)}));
+      const Tensor y = redistribute(x, {kR}, dtypes);
+      EXPECT_EQ(y.dtype(), dtypes.forward.value_or(DType::kF32));
+      backward(sum(mul(to_local(y, Placements{kP}), share)));
+      EXPECT_EQ(grad_of(x).dtype(), DType::kF32);
+      return select(view(local_tensor(redistribute(grad_of(x), {s(0)})), {2}), 0, 0).item();
+    };
+    EXPECT_EQ(grad_with({}), 1.0 + 0x1p-9);
+    EXPECT_EQ(grad_with({.forward = DType::kBF16}), 1.0 + 0x1p-9);
+    EXPECT_EQ(grad_with({.forward = DType::kBF16, .backward = DType::kF32}), 1.0 + 0x1p-9);
+    EXPECT_EQ(grad_with({.backward = DType::kBF16}), 1.0);
+    EXPECT_EQ(grad_with({.forward = DType::kBF16, .backward = DType::kBF16}), 1.0);
+  });
+}
+
+// Casts alone: nothing moves, the value and the gradient change their dtype.
+TEST(Redistribute, CastsWhereNothingMoves) {
+  testing::run_ranks(2, [](testing::RankContext& ctx) {
+    const MeshRef mesh = line(ctx);
+    const Tensor x = requires_grad_(distribute_tensor(full({2}, 1.0 + 0x1p-9), mesh, {s(0)}));
+    const Tensor y = redistribute(x, {s(0)}, {.forward = DType::kBF16});
+    EXPECT_EQ(to(full_tensor(detach(y)), DType::kF32).dtype(), DType::kF32);
+    EXPECT_EQ(select(to(full_tensor(detach(y)), DType::kF32), 0, 0).item(), 1.0);
+    backward(sum(y));
+    EXPECT_EQ(grad_of(x).dtype(), DType::kF32);
+    expect_same(full_tensor(grad_of(x)), ones({2}));
+  });
+}
+
+// The order of the axes of a mesh is that of the cuts.
+TEST(Redistribute, MovesOverASliceWhoseAxesAreTurned) {
+  testing::run_ranks(6, [](testing::RankContext& ctx) {
+    const MeshRef root = mesh_of(ctx, {{"dp", 2}, {"tp", 3}});
+    const MeshRef turned = root->slice({"tp", "dp"});
+    const Tensor x = view(arange(14, DType::kF64), {7, 2});
+    const std::vector<Placements> layouts = {{s(0), s(0)}, {s(0), s(1)}, {s(1), kR}, {kR, s(0)}};
+    for (const Placements& from : layouts) {
+      const Tensor d = distribute_tensor(x, turned, from);
+      for (const Placements& to : layouts) {
+        expect_same(full_tensor(redistribute(d, to)), x, to_string(from) + to_string(to));
+        expect_same(local_tensor(redistribute(d, to)),
+                    local_tensor(distribute_tensor(x, turned, to)),
+                    to_string(from) + to_string(to));
+      }
+    }
+    // tp cuts 7 rows to 3, 3, 1, then dp each of them in two.
+    const std::vector<int64_t> rows = {2, 2, 1, 1, 1, 0};
+    EXPECT_EQ(local_tensor(distribute_tensor(x, turned, {s(0), s(0)})).size(0),
+              rows[static_cast<size_t>(ctx.group_rank())]);
   });
 }
 

@@ -80,6 +80,84 @@ TEST(ReportedCases, TwoEmbeddingsByRowsDoNotShareState) {
   });
 }
 
+// D19: the gradient of a replicated input is reduced once, or not at all where its user wants the
+// shares.
+TEST(ReportedCases, AnMlpOfDTensorsCostsOneAllReduceEachWay) {
+  testing::run_ranks(2, [](testing::RankContext& ctx) {
+    const MeshRef mesh = line(ctx);
+    const Tensor up = requires_grad_(distribute_tensor(sin(count_up({6, 4})), mesh, {s(0)}));
+    const Tensor down = requires_grad_(distribute_tensor(cos(count_up({4, 6})), mesh, {s(1)}));
+    const Tensor x = requires_grad_(sin(count_up({3, 4})));
+    const auto reductions = [&] {
+      uint64_t others = 0;
+      for (const auto kind : {CollectiveKind::kAllGather, CollectiveKind::kReduceScatter,
+                              CollectiveKind::kAllToAll}) {
+        others += ctx.group().num_launched(kind);
+      }
+      EXPECT_EQ(others, 0u);
+      return ctx.group().num_launched(CollectiveKind::kAllReduce);
+    };
+    for (const bool takes_shares : {false, true}) {
+      const uint64_t before = reductions();
+      const Tensor d = takes_shares ? from_local(x, mesh, {kR}, DimVector{3, 4},
+                                                 Placements{Placement::partial()})
+                                    : from_local(x, mesh, {kR}, DimVector{3, 4});
+      const Tensor y = full_tensor(linear(gelu(linear(d, up)), down));
+      EXPECT_EQ(reductions(), before + 1);
+      const Tensor outputs[] = {sum(y)}, inputs[] = {x};
+      Tensor share = muster::grad(outputs, inputs)[0];
+      EXPECT_EQ(reductions(), before + (takes_shares ? 1 : 2));
+      if (takes_shares) {
+        share = clone(share);
+        ctx.group().run(ctx.group().all_reduce(share));
+      }
+      const Tensor z = requires_grad_(clone(detach(x)));
+      backward(sum(linear(gelu(linear(z, sin(count_up({6, 4})))), cos(count_up({4, 6})))));
+      EXPECT_LT(amax(abs(sub(share, grad_of(z)))).item(), 1e-13);
+    }
+  });
+}
+
+// Views that merge or split the leading dims keep a cut of the first of them: a product of an even
+// batch with a matrix costs nothing. Uneven pieces of 3 are no pieces of 15.
+TEST(ReportedCases, ABatchTimesAMatrixIsMultipliedPieceByPiece) {
+  testing::run_ranks(2, [](testing::RankContext& ctx) {
+    const MeshRef mesh = line(ctx);
+    for (const int64_t batch : {4, 3}) {
+      const Tensor x = sin(count_up({batch, 5, 4})), w = cos(count_up({4, 3}));
+      const Tensor a = requires_grad_(distribute_tensor(x, mesh, {s(0)}));
+      const Tensor b = requires_grad_(distribute_tensor(w, mesh, {kR}));
+      const uint64_t before = ctx.group().num_launched(CollectiveKind::kAllGather);
+      const Tensor y = matmul(a, b);
+      EXPECT_EQ(to_string(dtensor_spec(y).placements), batch == 4 ? "[S(0)]" : "[R]");
+      EXPECT_EQ(ctx.group().num_launched(CollectiveKind::kAllGather) - before, batch == 4 ? 0 : 1);
+      EXPECT_LT(amax(abs(sub(full_tensor(y), matmul(x, w)))).item(), 1e-14);
+      backward(sum(square(full_tensor(y))));
+      const Tensor p = requires_grad_(clone(x)), q = requires_grad_(clone(w));
+      backward(sum(square(matmul(p, q))));
+      EXPECT_LT(amax(abs(sub(full_tensor(grad_of(a)), grad_of(p)))).item(), 1e-13);
+      EXPECT_LT(amax(abs(sub(full_tensor(grad_of(b)), grad_of(q)))).item(), 1e-13);
+    }
+  });
+}
+
+// Shares of a gradient that are cast to more bits are reduced in them; what is narrowed is reduced
+// first. 1 + 2^-9 needs more bits than bf16 has.
+TEST(ReportedCases, SharesAreReducedInTheWiderDType) {
+  testing::run_ranks(2, [](testing::RankContext& ctx) {
+    const MeshRef mesh = line(ctx);
+    const double share = ctx.group_rank() == 0 ? 1.0 : 0x1p-9;
+    const auto open = [&](DType dtype) {
+      return from_local(full({2}, share, dtype), mesh, {Placement::partial()}, DimVector{2});
+    };
+    const Tensor wider = to(open(DType::kBF16), DType::kF32);
+    EXPECT_EQ(to_string(dtensor_spec(wider).placements), "[P]");
+    EXPECT_EQ(values_of(full_tensor(wider)), (std::vector<double>{1 + 0x1p-9, 1 + 0x1p-9}));
+    EXPECT_EQ(to_string(dtensor_spec(to(open(DType::kF32), DType::kBF16)).placements), "[R]");
+    EXPECT_EQ(to_string(dtensor_spec(to(open(DType::kF32), DType::kI64)).placements), "[R]");
+  });
+}
+
 // D28: a transposed gradient must not cost another reduction.
 TEST(ReportedCases, ATransposeCostsNoCommunication) {
   testing::run_ranks(2, [](testing::RankContext& ctx) {

@@ -1,0 +1,88 @@
+// Faults of tensor parallel models that users of other systems reported, each as a small case.
+#include "core/autograd/autograd.h"
+#include "core/nn/optim/optimizer.h"
+#include "core/ops/ops.h"
+#include "dist/parallel/models.h"
+#include "fsdp/fully_shard.h"
+#include "fsdp/replicas.h"
+#include "tests/support_ranks/ranks.h"
+
+namespace muster {
+namespace {
+using testing::RankContext;
+using testing::run_ranks;
+
+MeshRef mesh_of(RankContext& ctx, std::vector<DeviceMesh::Axis> axes) {
+  const auto world = std::shared_ptr<ProcessGroup>(&ctx.group(), [](ProcessGroup*) {});
+  return DeviceMesh::open(world, std::move(axes), ctx.deadline()).value();
+}
+
+std::unique_ptr<Llama> llama_of(const LlamaConfig& config) {
+  auto model = std::make_unique<Llama>(config);
+  model->to(DType::kF64);
+  model->reset_parameters(1);
+  return model;
+}
+
+// Reported as DeepSpeed#8316: heads were split as those of the model that was loaded before.
+TEST(TensorParallelModels, HeadsOfOneSayNothingAboutAnother) {
+  const LlamaConfig few = {
+      .vocab_size = 11, .dim = 16, .mlp_dim = 8, .layers = 1, .heads = 4, .kv_heads = 4};
+  const LlamaConfig many = {
+      .vocab_size = 13, .dim = 24, .mlp_dim = 8, .layers = 1, .heads = 12, .kv_heads = 12};
+  const LlamaConfig shared = {
+      .vocab_size = 13, .dim = 24, .mlp_dim = 8, .layers = 1, .heads = 12, .kv_heads = 4};
+  const Tensor tokens = remainder(view(arange(10), {2, 5}), 11);
+  std::vector<double> expected;
+  for (const LlamaConfig& config : {few, many, shared}) {
+    expected.push_back(llama_of(config)->loss(tokens, tokens).sum.item());
+  }
+  run_ranks(4, [&](RankContext& ctx) {
+    const MeshRef axis = mesh_of(ctx, {{"tp", 4}});
+    std::vector<std::unique_ptr<Llama>> models;
+    for (const LlamaConfig& config : {few, many, shared}) {
+      models.push_back(llama_of(config));
+      parallel::parallelize(*models.back(), axis);
+    }
+    EXPECT_EQ(models[1]->module_at("model.layers.0.self_attn.q_proj").parameters()[0].size(0), 6);
+    for (const size_t i : {0, 1, 2, 1, 0}) {
+      EXPECT_NEAR(models[i]->loss(tokens, tokens).sum.item(), expected[i], 1e-10);
+    }
+  });
+}
+
+// Reported as torchtitan#1805, Megatron-LM#1446 and others: weights that all ranks hold, norms per
+// head among them, drift apart when their gradients are not summed. Bit for bit here.
+TEST(TensorParallelModels, ReplicasAreEqualAfterTwentySteps) {
+  for (const bool sequence : {false, true}) {
+    run_ranks(2, [sequence](RankContext& ctx) {
+      const MeshRef mesh = mesh_of(ctx, {{"fsdp", 1}, {"tp", 2}});
+      Llama model({.vocab_size = 11,
+                   .dim = 8,
+                   .mlp_dim = 8,
+                   .layers = 2,
+                   .heads = 4,
+                   .kv_heads = 2,
+                   .qk_norm = true});
+      model.reset_parameters(1);
+      parallel::parallelize(model, mesh->slice({"tp"}), {.sequence_parallel = sequence});
+      fsdp::fully_shard(model, {.mesh = mesh->slice({"fsdp"})});
+      const auto shards = fsdp::sharded_parameters(model);
+      std::vector<NamedTensor> locals;
+      for (const auto& shard : shards) locals.push_back({shard.name, shard.param->local});
+      AdamW optimizer(locals, {.lr = 1e-2});
+      const Tensor before = clone(shards.back().param->local);
+      for (int step = 0; step < 20; ++step) {
+        const Tensor tokens = remainder(add(view(arange(10), {2, 5}), step), 11);
+        backward(model.loss(tokens, tokens).sum);
+        optimizer.step();
+        optimizer.zero_grad();
+        for (const auto& shard : shards) set_grad(shard.param->sharded, {});
+      }
+      EXPECT_GT(amax(abs(sub(shards.back().param->local, before))).item(), 1e-3);
+      for (const auto& fault : fsdp::find_replica_faults(shards)) ADD_FAILURE() << fault.describe();
+    });
+  }
+}
+}  // namespace
+}  // namespace muster
