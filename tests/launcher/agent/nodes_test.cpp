@@ -238,6 +238,17 @@ TEST_F(Nodes, WithoutANewAgentTheJobEndsAtTheDeadline) {
   EXPECT_THAT(cluster.node(0).err(), HasSubstr("1 of 2 nodes were there after 1 s"));
 }
 
+TEST_F(Nodes, AnAgentThatNobodyAnswersEndsAtTheDeadline) {
+  const std::string nowhere = "127.0.0.1:" + std::to_string(free_port_pair());
+  const Outcome outcome =
+      run_muster(std::vector<std::string>{"run", "--nnodes", "2", "--rdzv-endpoint", nowhere,
+                                          "--rdzv-conf", "is_host=0,join_timeout=1,lease=0.5"} +
+                     child_worker("node"),
+                 {{"MUSTER_JOB_TOKEN", kClusterToken}});
+  EXPECT_EQ(outcome.status, 75);
+  EXPECT_THAT(outcome.err, HasSubstr("an agent must answer; none did within 1 s"));
+}
+
 TEST_F(Nodes, WithoutTheHostEveryOtherNodeEndsAndSaysWhy) {
   Cluster cluster("2");
   cluster.start_host(with({"--nproc-per-node", "2"}));
