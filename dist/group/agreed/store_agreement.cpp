@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <map>
 #include <utility>
 
 namespace muster {
@@ -11,6 +12,8 @@ namespace {
 constexpr char kOperation = 'o';
 constexpr char kNotice = 'n';
 constexpr size_t kMaxReasonNbytes = 4096;
+// While some are late, what the others wrote is compared this often.
+constexpr Duration kLookEvery = 250ms;
 
 std::string key_of(uint64_t sequence, int member) { return fmt::format("{}/{}", sequence, member); }
 
@@ -72,6 +75,24 @@ Result<void> StoreAgreement::post(uint64_t sequence, int member, const std::stri
   return {};
 }
 
+// True once all members have written the same; false if some are late and the others agree.
+Result<bool> StoreAgreement::wait_and_compare(uint64_t sequence, Deadline look) {
+  std::vector<std::string> keys;
+  for (int member = 0; member < static_cast<int>(options_.members.size()); ++member)
+    keys.push_back(key_of(sequence, member));
+  Result<std::vector<std::string>> all = options_.store->get_many(keys, look);
+  std::vector<std::optional<std::string>> values;
+  if (all.ok()) {
+    for (std::string& value : all.value()) values.emplace_back(std::move(value));
+  } else if (all.error().code() == ErrorCode::kTimeout) {
+    for (const std::string& key : keys) values.push_back(MUSTER_TRY(options_.store->try_get(key)));
+  } else {
+    return std::move(all.error());
+  }
+  if (std::optional<Error> error = compare(values)) return std::move(*error);
+  return all.ok();
+}
+
 Result<void> StoreAgreement::agree(const WorkDescriptor& what,
                                    const std::vector<PieceSizes>& pieces, Deadline deadline) {
   uint64_t sequence = 0;
@@ -88,16 +109,19 @@ Result<void> StoreAgreement::agree(const WorkDescriptor& what,
     Result<void> posted = post(sequence, options_.own, own);
     if (!posted.ok()) return fail_here(std::move(posted.error()));
   }
-  std::vector<std::string> keys;
-  for (int member = 0; member < static_cast<int>(options_.members.size()); ++member)
-    keys.push_back(key_of(sequence, member));
-  Result<std::vector<std::string>> all = options_.store->get_many(keys, deadline);
-  if (!all.ok()) {
-    if (all.error().code() != ErrorCode::kTimeout) return fail_here(std::move(all.error()));
-    return make_error(ErrorCode::kTimeout, "{}: the deadline passed; it is still pending{}",
-                      what.describe(), describe_late());
+  while (true) {
+    const Deadline look = Deadline::after(std::min(deadline.left(), kLookEvery));
+    const Result<bool> have_come = wait_and_compare(sequence, look);
+    if (!have_come.ok()) {
+      fail(have_come.error());
+      return fail_here(have_come.error());
+    }
+    if (have_come.value()) break;
+    if (deadline.passed()) {
+      return make_error(ErrorCode::kTimeout, "{}: the deadline passed; it is still pending{}",
+                        what.describe(), describe_late());
+    }
   }
-  if (std::optional<Error> error = compare(all.value())) return fail_here(std::move(*error));
   {
     const std::lock_guard lock(mutex_);
     if (failure_) return *failure_;
@@ -111,42 +135,51 @@ Result<void> StoreAgreement::agree(const WorkDescriptor& what,
   return {};
 }
 
-// Every member compares everything, so all come to the same end without another word.
-std::optional<Error> StoreAgreement::compare(const std::vector<std::string>& values) const {
-  std::vector<Read> all;
-  for (size_t member = 0; member < values.size(); ++member) {
-    if (is_notice(values[member])) return read_notice(values[member]);
-    std::optional<Read> one = read(values[member]);
-    if (!one) {
+// Every member compares everything that is there, so all come to the same end without another word.
+// What was launched says more than a notice, so it is looked at first.
+std::optional<Error> StoreAgreement::compare(
+    const std::vector<std::optional<std::string>>& values) const {
+  std::map<int, Read> all;  // by member
+  std::optional<Error> notice;
+  for (int member = 0; member < static_cast<int>(values.size()); ++member) {
+    const auto& value = values[static_cast<size_t>(member)];
+    if (!value) continue;
+    std::optional<Read> one = read(*value);
+    if (one) {
+      all.emplace(member, std::move(*one));
+    } else if (is_notice(*value)) {
+      notice = read_notice(*value);
+    } else {
       return make_error(ErrorCode::kInternal, "group {}: {} wrote {} bytes that are no operation",
-                        options_.group_name, name_of(static_cast<int>(member)),
-                        values[member].size());
+                        options_.group_name, name_of(member), value->size());
     }
-    all.push_back(std::move(*one));
   }
-  const auto side = [&](int member) {
-    return ContractSide{all[static_cast<size_t>(member)].descriptor, name_of(member)};
+  const auto own = all.find(options_.own);
+  if (own == all.end()) return notice;
+  const auto side = [&](const auto& entry) {
+    return ContractSide{entry.second.descriptor, name_of(entry.first)};
   };
-  const int size = static_cast<int>(all.size());
-  for (int member = 0; member < size; ++member) {
-    std::optional<Error> diverged = compare_contracts(options_.group_name, options_.group_size,
-                                                      side(options_.own), side(member));
+  for (const auto& other : all) {
+    std::optional<Error> diverged =
+        compare_contracts(options_.group_name, options_.group_size, side(*own), side(other));
     if (diverged) return diverged;
   }
-  const auto compare_pair = [&](int a, int b) -> std::optional<Error> {
-    const auto& of_a = all[static_cast<size_t>(a)].pieces;
-    const auto& of_b = all[static_cast<size_t>(b)].pieces;
-    if (std::ssize(of_a) != size || std::ssize(of_b) != size) return std::nullopt;
+  const auto compare_pair = [&](const auto& a, const auto& b) -> std::optional<Error> {
+    if (std::ssize(a.second.pieces) != std::ssize(values) ||
+        std::ssize(b.second.pieces) != std::ssize(values)) {
+      return std::nullopt;
+    }
     return compare_pieces(options_.group_name, options_.group_size, side(a), side(b),
-                          of_a[static_cast<size_t>(b)], of_b[static_cast<size_t>(a)]);
+                          a.second.pieces[static_cast<size_t>(b.first)],
+                          b.second.pieces[static_cast<size_t>(a.first)]);
   };
   // One's own pairs first: they say more here.
-  for (int member = 0; member < size; ++member)
-    if (auto diverged = compare_pair(options_.own, member)) return diverged;
-  for (int a = 0; a < size; ++a)
-    for (int b = a + 1; b < size; ++b)
+  for (const auto& other : all)
+    if (auto diverged = compare_pair(*own, other)) return diverged;
+  for (const auto& a : all)
+    for (const auto& b : all)
       if (auto diverged = compare_pair(a, b)) return diverged;
-  return std::nullopt;
+  return notice;
 }
 
 Error StoreAgreement::read_notice(const std::string& value) const {

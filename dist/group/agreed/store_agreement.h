@@ -59,7 +59,9 @@ class StoreAgreement {
 
  private:
   [[nodiscard]] std::string name_of(int member) const;
-  [[nodiscard]] std::optional<Error> compare(const std::vector<std::string>& written) const;
+  Result<bool> wait_and_compare(uint64_t sequence, Deadline look);
+  [[nodiscard]] std::optional<Error> compare(
+      const std::vector<std::optional<std::string>>& values) const;
   [[nodiscard]] Error read_notice(const std::string& value) const;
   Result<void> fail_here(Error error);
   Result<void> post(uint64_t sequence, int member, const std::string& value);
