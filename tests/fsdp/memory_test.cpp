@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "core/autograd/autograd.h"
+#include "core/kernels/parallel.h"
 #include "core/nn/gpt.h"
 #include "core/nn/optim/optimizer.h"
 #include "core/ops/ops.h"
@@ -73,9 +74,9 @@ TEST(PlanMemory, GatheredGroupsDoNotGrowWithTheDepth) {
   EXPECT_EQ(plan_of(12, true, 0).peak_at, "reduction of h.0");
 }
 
-GptConfig small_gpt(int64_t layers = 4) {
+GptConfig small_gpt(int64_t layers = 3) {
   GptConfig config;
-  config.vocab_size = 4096;
+  config.vocab_size = 2048;
   config.max_positions = 8;
   config.dim = 256;
   config.layers = layers;
@@ -146,8 +147,7 @@ class Measured {
   Allocator& arena() { return ctx_.group().communication_allocator(); }
 
   void step() {
-    Tensor tokens = arange(8);
-    tokens = view(tokens, {1, 8});
+    const Tensor tokens = view(arange(2), {1, 2});
     for (int micro = 0; micro < job_.microbatches; ++micro) {
       root_->set_requires_gradient_sync(micro + 1 == job_.microbatches);
       backward(model_->loss(tokens, tokens).sum);
@@ -180,6 +180,7 @@ const std::vector<Job>& jobs() {
 
 // Its own process, so that the counts are those of one rank.
 RANK_BODY(fsdp_memory_of_a_rank) {
+  kernels::set_num_threads(1);  // ranks exceed cores
   for (size_t i = 0; i < jobs().size(); ++i) {
     Measured measured(ctx, jobs()[i]);
     const auto [heap, arena] = measured.peaks();
@@ -199,7 +200,7 @@ class MemoryOfARank : public ::testing::TestWithParam<int> {};
 INSTANTIATE_TEST_SUITE_P(Ranks, MemoryOfARank, ::testing::Values(1, 2, 4));
 
 TEST_P(MemoryOfARank, PeaksWithinOneInTwentyOfThePrediction) {
-  World world(GetParam(), "fsdp_memory_of_a_rank");
+  World world(GetParam(), "fsdp_memory_of_a_rank", 120s);
   for (int rank = 0; rank < GetParam(); ++rank) EXPECT_OK(world.outcome(rank)) << "rank " << rank;
 }
 
@@ -233,9 +234,10 @@ TEST(GatherBuffers, AtMostTheRootAndTwoBlocksLiveAtOnce) {
   const int64_t block = 12 * config.dim * config.dim * 4;
   for (const int prefetch : {0, 1}) {
     const int64_t bound = root + (1 + prefetch) * block + kMiB / 2;
-    EXPECT_LT(peak_of(4, prefetch), bound) << prefetch;
-    EXPECT_LT(peak_of(8, prefetch), bound) << prefetch;
-    EXPECT_GT(peak_of(8, prefetch), bound - kMiB) << prefetch;
+    const int64_t shallow = peak_of(3, prefetch), deep = peak_of(6, prefetch);
+    EXPECT_LT(shallow, bound) << prefetch;
+    EXPECT_LT(deep, bound) << prefetch;
+    EXPECT_GT(deep, bound - kMiB) << prefetch;
   }
 }
 }  // namespace
