@@ -18,6 +18,7 @@ namespace muster::shm {
 namespace {
 // Parked waits look at peers' processes this often; a wake-up by the clock itself is immediate.
 constexpr Duration kParkSlice = 10ms;
+constexpr int kSlicesPerTurn = 5;
 
 int allowed_cores() {
   cpu_set_t set;
@@ -143,7 +144,7 @@ WaitOutcome Context::wait_for(Clock& clock, uint32_t target, const Peer& peer, A
     if (reached(clock, target)) return WaitOutcome::kReached;
     _mm_pause();
   }
-  while (true) {
+  for (int slice = 0; slice < kSlicesPerTurn; ++slice) {
     clock.waiters.fetch_add(1, std::memory_order_seq_cst);
     const uint32_t seen = clock.ticks.load(std::memory_order_seq_cst);
     if (static_cast<int32_t>(seen - target) < 0 && !flags.own.load(std::memory_order_acquire)) {
@@ -161,6 +162,7 @@ WaitOutcome Context::wait_for(Clock& clock, uint32_t target, const Peer& peer, A
     }
     if (deadline.passed()) return WaitOutcome::kDeadline;
   }
+  return WaitOutcome::kTurn;
 }
 
 void Context::advance(Clock& clock, uint32_t ticks) noexcept {

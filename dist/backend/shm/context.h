@@ -27,8 +27,8 @@ struct Peer {
   std::shared_ptr<SharedArena> arena;
 };
 
-/// Why a wait ended.
-enum class WaitOutcome : uint8_t { kReached, kDeadline, kPeerLost, kAborted, kPeerAborted };
+/// Why a wait ended. kTurn: nothing yet; look at the other peers, and call again.
+enum class WaitOutcome : uint8_t { kReached, kTurn, kDeadline, kPeerLost, kAborted, kPeerAborted };
 
 /// Flags that end a wait: the peer's, seen within milliseconds, and this rank's own.
 struct AbortFlags {

@@ -14,9 +14,6 @@ using shm::ControlBlock;
 using shm::copy_bytes;
 using shm::WaitOutcome;
 
-// How long one peer is waited for before the others are looked at.
-constexpr Duration kTurn = 50ms;
-
 bool is_pair(CollectiveKind kind) {
   return kind == CollectiveKind::kSend || kind == CollectiveKind::kRecv;
 }
@@ -128,28 +125,31 @@ bool ShmWork::await_peer(int peer, shm::Clock& clock, uint32_t target, Deadline 
   ControlBlock& block = group_->block(peer);
   *finished = true;
   while (true) {
-    const Deadline turn = Deadline::after(std::min(kTurn, deadline.left()));
-    switch (group_->context->wait_for(clock, target, group_->peer(peer),
-                                      {block.aborted, group_->is_aborted}, turn)) {
+    const WaitOutcome outcome = group_->context->wait_for(
+        clock, target, group_->peer(peer), {block.aborted, group_->is_aborted}, deadline);
+    std::optional<Error> error;
+    switch (outcome) {
       case WaitOutcome::kReached:
         return true;
       case WaitOutcome::kPeerAborted:
-        finish(group_->read_notice(peer, descriptor()));
-        return false;
+        error = group_->read_notice(peer, descriptor());
+        break;
       case WaitOutcome::kAborted:
-        finish(group_->failure());
-        return false;
+        error = group_->failure();
+        break;
       case WaitOutcome::kPeerLost:
-        finish(fault_of_others(peer).value_or(lost_error(peer)));
-        return false;
+        error = fault_of_others(peer).value_or(lost_error(peer));
+        break;
+      case WaitOutcome::kTurn:
       case WaitOutcome::kDeadline:
+        error = fault_of_others(peer);
         break;
     }
-    if (std::optional<Error> fault = fault_of_others(peer)) {
-      finish(std::move(fault));
+    if (error) {
+      finish(std::move(error));
       return false;
     }
-    if (deadline.passed()) {
+    if (outcome == WaitOutcome::kDeadline) {
       *finished = false;
       return false;
     }
