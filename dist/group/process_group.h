@@ -52,10 +52,10 @@ class ProcessGroup {
   [[nodiscard]] const std::vector<int>& global_ranks() const noexcept {
     return options_.global_ranks;
   }
-  [[nodiscard]] const std::string& name() const noexcept { return options_.name; }
   /// The rank in this group of a rank of the job.
   /// @error throws kInvalidArgument naming the group's members if it is none of them
   [[nodiscard]] int group_rank_of(int global_rank) const;
+  [[nodiscard]] const std::string& name() const noexcept { return options_.name; }
   [[nodiscard]] Duration timeout() const noexcept { return options_.timeout; }
   [[nodiscard]] Backend& backend() noexcept { return *backend_; }
   [[nodiscard]] Allocator& communication_allocator() { return backend_->communication_allocator(); }
