@@ -54,8 +54,9 @@ Ended EndToEnd::drill(const std::string& faults, const std::string& expect,
   std::ofstream(directory_.file("drill.yaml")) << "recipe: tiny.yaml\n"
                                                << launch << "\nfaults:\n"
                                                << faults << "expect: " << expect << "\n";
-  return shell(fmt::format("{} drill --quiet --json {} {}", binary("muster"), dir("drill.json"),
-                           dir("drill.yaml")));
+  // What a drill that fails keeps goes with the test.
+  return shell(fmt::format("TMPDIR={} {} drill --quiet --json {} {}", directory_.path(),
+                           binary("muster"), dir("drill.json"), dir("drill.yaml")));
 }
 
 std::vector<EndToEnd::json> EndToEnd::lines(const std::string& path) {
