@@ -24,7 +24,7 @@ constexpr double kMaxNorm = 0.5;
 Recipe recipe_of(Recipe::Model::Kind kind, const std::string& dtype) {
   Recipe recipe;
   recipe.model = {.kind = kind,
-                  .layers = 4,
+                  .layers = 2,
                   .dim = 16,
                   .heads = 4,
                   .kv_heads = kind == Recipe::Model::Kind::kLlama ? 2 : 0,
