@@ -55,28 +55,44 @@ double mean(const std::vector<double>& values) {
   return std::accumulate(values.begin(), values.end(), 0.0) / static_cast<double>(values.size());
 }
 
+// Seconds; means over steps.
 struct Measured {
-  double step = 0;       // seconds; the slowest rank's, mean over steps
-  double predicted = 0;  // seconds
-  double ideal = 0;      // without bubbles: the busiest rank's work
+  double step = 0;          // the slowest rank's
+  double predicted = 0;     // from the mean time of each kind of action of each stage
+  double by_own_times = 0;  // from the time that each action took in that step
+  double ideal = 0;         // without bubbles: the busiest rank's work
 };
 
-// Mean seconds of each kind of action of each stage, over all ranks.
-std::vector<double> mean_costs(ProcessGroup& group, const std::vector<TracedAction>& trace,
-                               int num_stages) {
-  std::vector<double> sums(static_cast<size_t>(num_stages) * kKinds * 2);
+// Where the time of an action stands among those of its step.
+size_t place_of(const Action& action, int microbatches) {
+  return (static_cast<size_t>(action.stage) * kKinds + static_cast<size_t>(action.kind)) *
+             static_cast<size_t>(microbatches) +
+         static_cast<size_t>(action.microbatch);
+}
+
+// Seconds of every action of one step, over all ranks.
+std::vector<double> own_costs(ProcessGroup& group, const std::vector<TracedAction>& trace,
+                              const Schedule& schedule, int microbatches) {
+  std::vector<double> costs(static_cast<size_t>(schedule.num_stages * microbatches) * kKinds);
   for (const TracedAction& traced : trace) {
     if (!is_compute(traced.action.kind)) continue;
-    const size_t at =
-        static_cast<size_t>(traced.action.stage) * kKinds + static_cast<size_t>(traced.action.kind);
-    sums[2 * at] += to_seconds(traced.end - traced.start - traced.waited);
-    sums[2 * at + 1] += 1;
+    costs[place_of(traced.action, microbatches)] =
+        to_seconds(traced.end - traced.start - traced.waited);
   }
-  const Tensor all = from_vector(sums);
+  const Tensor all = from_vector(costs);
   group.run(group.all_reduce(all));
-  std::vector<double> means;
-  for (size_t i = 0; i < sums.size(); i += 2) {
-    means.push_back(all.data<double>()[i] / std::max(1.0, all.data<double>()[i + 1]));
+  std::copy_n(all.data<double>(), costs.size(), costs.begin());
+  return costs;
+}
+
+// The mean over steps and microbatches, for each stage and kind.
+std::vector<double> mean_costs(const std::vector<std::vector<double>>& steps, int microbatches) {
+  std::vector<double> means(steps.front().size() / static_cast<size_t>(microbatches));
+  for (const std::vector<double>& costs : steps) {
+    for (size_t i = 0; i < costs.size(); ++i) {
+      means[i / static_cast<size_t>(microbatches)] +=
+          costs[i] / static_cast<double>(steps.size()) / microbatches;
+    }
   }
   return means;
 }
@@ -112,7 +128,8 @@ Measured measure(ProcessGroup& group, const Schedule& schedule, const Sizes& siz
     return modules.back()->loss(logits, tokens(sizes, m + 1));
   };
   std::vector<double> steps;
-  std::vector<TracedAction> trace;
+  std::vector<double> own_makespans;
+  std::vector<std::vector<double>> costs;
   for (int round = 0; round < kWarmup + kRounds; ++round) {
     for (const auto& module : modules) module->zero_grad();
     group.run(group.barrier());
@@ -122,14 +139,18 @@ Measured measure(ProcessGroup& group, const Schedule& schedule, const Sizes& siz
     group.run(group.all_reduce(slowest, ReduceOp::kMax));
     if (round < kWarmup) continue;
     steps.push_back(slowest.item());
-    trace.insert(trace.end(), result.trace.begin(), result.trace.end());
+    costs.push_back(own_costs(group, result.trace, schedule, sizes.microbatches));
+    const auto own = [&](const Action& action) {
+      return costs.back()[place_of(action, sizes.microbatches)];
+    };
+    own_makespans.push_back(simulate(schedule, own).value().makespan);
   }
-  const std::vector<double> costs = mean_costs(group, trace, schedule.num_stages);
-  const Timeline timeline =
-      simulate(schedule, [&](const Action& action) {
-        return costs[static_cast<size_t>(action.stage) * kKinds + static_cast<size_t>(action.kind)];
-      }).value();
-  return {mean(steps), timeline.makespan,
+  const std::vector<double> means = mean_costs(costs, sizes.microbatches);
+  const Timeline timeline = simulate(schedule, [&](const Action& action) {
+                              return means[place_of(action, sizes.microbatches) /
+                                           static_cast<size_t>(sizes.microbatches)];
+                            }).value();
+  return {mean(steps), timeline.makespan, mean(own_makespans),
           *std::max_element(timeline.busy.begin(), timeline.busy.end())};
 }
 
@@ -148,8 +169,8 @@ int run_rank(int rank, const Sizes& sizes, const std::string& path) {
                                   .value());
   std::string json;
   if (rank == 0) {
-    std::printf("%-18s %10s %10s %7s %12s\n", "schedule", "step ms", "predicted", "off",
-                "no bubbles");
+    std::printf("%-18s %10s %10s %7s %13s %7s %12s\n", "schedule", "step ms", "predicted", "off",
+                "by own times", "off", "no bubbles");
   }
   for (const char* name : kSchedules) {
     const pipeline::Generator& generator = **find_generator(name);
@@ -160,14 +181,15 @@ int run_rank(int rank, const Sizes& sizes, const std::string& path) {
     if (!schedule.ok() || stages > sizes.blocks) continue;
     const Measured measured = measure(group, *schedule, sizes);
     if (rank != 0) continue;
-    std::printf("%-18s %10.2f %10.2f %6.1f%% %12.2f\n", name, measured.step * 1e3,
+    std::printf("%-18s %10.2f %10.2f %6.1f%% %13.2f %6.1f%% %12.2f\n", name, measured.step * 1e3,
                 measured.predicted * 1e3, 100 * (measured.step / measured.predicted - 1),
+                measured.by_own_times * 1e3, 100 * (measured.step / measured.by_own_times - 1),
                 measured.ideal * 1e3);
     json += fmt::format(
-        "{}{{\"schedule\": \"{}\", \"step_ms\": {:.3f}, \"predicted_ms\": {:.3f}, \"ideal_ms\": "
-        "{:.3f}}}",
+        "{}{{\"schedule\": \"{}\", \"step_ms\": {:.3f}, \"predicted_ms\": {:.3f}, "
+        "\"by_own_times_ms\": {:.3f}, \"ideal_ms\": {:.3f}}}",
         json.empty() ? "" : ", ", name, measured.step * 1e3, measured.predicted * 1e3,
-        measured.ideal * 1e3);
+        measured.by_own_times * 1e3, measured.ideal * 1e3);
   }
   if (rank == 0) {
     std::printf("{\"ranks\": %d, \"microbatches\": %d, \"schedules\": [%s]}\n", sizes.ranks,

@@ -112,7 +112,7 @@ void Mailbox::start(int peer) {
   }
 }
 
-bool Mailbox::advance(int peer, Deadline deadline) {
+bool Mailbox::advance(int peer, size_t until, Deadline deadline) {
   Inbox& inbox = inboxes_[static_cast<size_t>(peer)];
   const auto is_over = [&](const ProcessGroup::WorkPtr& work, const Action& receive) {
     const Result<void> result = work->wait(deadline);
@@ -121,7 +121,7 @@ bool Mailbox::advance(int peer, Deadline deadline) {
     }
     return result.ok();
   };
-  while (inbox.finished < inbox.wanted) {
+  while (inbox.finished < until) {
     start(peer);
     Message& message = inbox.messages[inbox.finished];
     if (inbox.finished == inbox.started) {
@@ -149,17 +149,23 @@ bool Mailbox::any_posted_but(int peer) const {
 void Mailbox::advance_others(int peer) {
   for (size_t other = 0; other < inboxes_.size(); ++other) {
     if (static_cast<int>(other) != peer) {
-      static_cast<void>(advance(static_cast<int>(other), Deadline::after(Duration(0))));
+      static_cast<void>(
+          advance(static_cast<int>(other), inboxes_[other].wanted, Deadline::after(Duration(0))));
     }
   }
+}
+
+size_t Mailbox::count_through(const Action& receive) const {
+  const std::vector<Action>& order = inboxes_[static_cast<size_t>(peer_of(receive))].order;
+  const auto at = std::find(order.begin(), order.end(), receive);
+  MUSTER_ASSERT(at != order.end(), "pipeline: {} has no sender", to_string(receive));
+  return static_cast<size_t>(at - order.begin()) + 1;
 }
 
 void Mailbox::post(const Action& receive) {
   const int peer = peer_of(receive);
   Inbox& inbox = inboxes_[static_cast<size_t>(peer)];
-  const auto at = std::find(inbox.order.begin(), inbox.order.end(), receive);
-  MUSTER_ASSERT(at != inbox.order.end(), "pipeline: {} has no sender", to_string(receive));
-  inbox.wanted = std::max(inbox.wanted, static_cast<size_t>(at - inbox.order.begin()) + 1);
+  inbox.wanted = std::max(inbox.wanted, count_through(receive));
   start(peer);
 }
 
@@ -192,14 +198,19 @@ Tensor Mailbox::take(const Action& receive) {
   const Deadline deadline = Deadline::after(group_->timeout());
   const int peer = peer_of(receive);
   auto found = arrived_.find(receive);
+  if (found == arrived_.end()) {
+    MUSTER_ASSERT(count_through(receive) <= inboxes_[static_cast<size_t>(peer)].wanted,
+                  "pipeline: {} was never posted", to_string(receive));
+  }
   while (found == arrived_.end()) {
     const bool has_others = any_posted_but(peer);
     const Deadline turn =
         has_others ? Deadline::after(std::min<Duration>(kTurn, deadline.left())) : deadline;
-    const bool all = advance(peer, turn);
+    // Not what was posted beyond it: that may not have been sent for long.
+    const bool is_here = advance(peer, count_through(receive), turn);
     found = arrived_.find(receive);
     if (found != arrived_.end()) break;
-    MUSTER_ASSERT(!all, "pipeline: {} was never posted", to_string(receive));
+    MUSTER_ASSERT(!is_here, "pipeline: {} was taken twice", to_string(receive));
     if (deadline.passed()) {
       rethrow(make_error(ErrorCode::kTimeout, "pipeline: nothing came within {}",
                          format_duration(group_->timeout())),

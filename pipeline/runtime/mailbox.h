@@ -65,8 +65,11 @@ class Mailbox {
   [[nodiscard]] int peer_of(const Action& receive) const;
   [[nodiscard]] uint64_t tag_of(const Action& receive, bool is_header) const;
   void start(int peer);
-  // Works on what is posted from a peer; false when the deadline passed before `wanted`.
-  bool advance(int peer, Deadline deadline);
+  // Which of its peer's messages it is, counted from 1.
+  [[nodiscard]] size_t count_through(const Action& receive) const;
+  // Works on the first `until` messages of a peer; false when the deadline passed before all of
+  // them were there.
+  bool advance(int peer, size_t until, Deadline deadline);
   void advance_others(int peer);
   [[nodiscard]] bool any_posted_but(int peer) const;
 
