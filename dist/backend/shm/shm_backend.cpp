@@ -8,8 +8,11 @@
 
 namespace muster {
 namespace {
-std::string block_key(const shm::Context& context, const std::string& group, int group_rank) {
-  return fmt::format("{}/group/{}/{}", context.options().key_prefix, group, group_rank);
+// Where the members of one group tell each other their blocks: a name may serve several groups.
+std::string blocks_key(shm::Context& context, const ShmBackend::Options& group) {
+  return fmt::format("{}/group/{}/{}/{}", context.options().key_prefix, group.group_name,
+                     fmt::join(group.global_ranks, ","),
+                     context.count_opening(group.group_name, group.global_ranks));
 }
 }  // namespace
 
@@ -28,9 +31,9 @@ Result<std::unique_ptr<ShmBackend>> ShmBackend::open(std::shared_ptr<shm::Contex
   }
   group->own_block_nbytes = nbytes;
   group->unread.resize(static_cast<size_t>(size));
-  const std::string& name = group->options.group_name;
+  const std::string key = blocks_key(*group->context, group->options);
   const int own_rank = group->options.group_rank;
-  MUSTER_TRY(group->context->store().set(block_key(*group->context, name, own_rank),
+  MUSTER_TRY(group->context->store().set(fmt::format("{}/{}", key, own_rank),
                                          std::to_string(arena.offset_of(memory))));
   for (int peer = 0; peer < size; ++peer) {
     if (peer == own_rank) {
@@ -38,8 +41,8 @@ Result<std::unique_ptr<ShmBackend>> ShmBackend::open(std::shared_ptr<shm::Contex
       continue;
     }
     const std::string offset =
-        MUSTER_TRY(group->context->store().get(block_key(*group->context, name, peer), deadline),
-                   fmt::format("while opening group {}", name));
+        MUSTER_TRY(group->context->store().get(fmt::format("{}/{}", key, peer), deadline),
+                   fmt::format("while opening group {}", group->options.group_name));
     std::byte* at = group->peer(peer).arena->at(std::stoll(offset), nbytes);
     group->blocks.push_back(reinterpret_cast<shm::ControlBlock*>(at));
   }

@@ -64,7 +64,7 @@ AgreedGroup::AgreedGroup(Options options, std::shared_ptr<LaneDevice> device)
 AgreedGroup::~AgreedGroup() = default;
 
 AgreedGroup::Options AgreedGroup::subgroup_options(const std::string& group_name,
-                                                   const std::vector<int>& group_ranks) const {
+                                                   const std::vector<int>& group_ranks) {
   Options chosen = options_;
   chosen.group_name = group_name;
   chosen.global_ranks.clear();
@@ -73,6 +73,13 @@ AgreedGroup::Options AgreedGroup::subgroup_options(const std::string& group_name
     if (group_ranks[i] == options_.group_rank) chosen.group_rank = static_cast<int>(i);
     chosen.global_ranks.push_back(options_.global_ranks[static_cast<size_t>(group_ranks[i])]);
   }
+  int opening = 0;
+  {
+    const std::lock_guard lock(mutex_);
+    opening = ++openings_[{group_name, chosen.global_ranks}];
+  }
+  chosen.store = std::make_shared<PrefixStore>(
+      options_.store, fmt::format("{}/{}", fmt::join(chosen.global_ranks, ","), opening));
   return chosen;
 }
 

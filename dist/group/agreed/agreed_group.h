@@ -72,9 +72,10 @@ class AgreedGroup final : public std::enable_shared_from_this<AgreedGroup> {
   void close();
 
   [[nodiscard]] const Options& options() const noexcept { return options_; }
-  /// The options of a group of some of these ranks.
+  /// The options of a group of some of these ranks. Counts the call: groups of one name have keys
+  /// of their own. @collective called by exactly these ranks
   [[nodiscard]] Options subgroup_options(const std::string& group_name,
-                                         const std::vector<int>& group_ranks) const;
+                                         const std::vector<int>& group_ranks);
 
  private:
   using WorkRef = std::shared_ptr<AgreedWork>;
@@ -111,10 +112,11 @@ class AgreedGroup final : public std::enable_shared_from_this<AgreedGroup> {
   const std::shared_ptr<LaneDevice> device_;
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::map<LaneKey, std::shared_ptr<StoreAgreement>> agreements_;  // guarded by mutex_
-  std::map<LaneKey, Lane> lanes_;                                  // guarded by mutex_
-  std::optional<Error> failure_;                                   // guarded by mutex_
-  bool is_stopping_ = false;                                       // guarded by mutex_
+  std::map<LaneKey, std::shared_ptr<StoreAgreement>> agreements_;     // guarded by mutex_
+  std::map<LaneKey, Lane> lanes_;                                     // guarded by mutex_
+  std::optional<Error> failure_;                                      // guarded by mutex_
+  bool is_stopping_ = false;                                          // guarded by mutex_
+  std::map<std::pair<std::string, std::vector<int>>, int> openings_;  // guarded by mutex_
 };
 
 }  // namespace muster

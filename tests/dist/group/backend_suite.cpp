@@ -1,6 +1,7 @@
 // The suite that every backend with real peers passes. Members join by join_backend_suite().
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 #include <csignal>
 #include <tuple>
@@ -309,6 +310,23 @@ TEST_P(Subgroup, NumbersAndRanksAreItsOwn) {
     const Tensor out = values({2}, DType::kI64, [](int64_t) { return -1; });
     ASSERT_OK(group->all_gather_into_tensor(out, in)->wait(ctx.deadline()));
     expect_values(out, [&](int64_t i) { return double(members[static_cast<size_t>(i)]); });
+  });
+}
+
+// Two meshes of one job name their axes alike, and some ranks are in other company than before.
+TEST_P(Subgroup, GroupsOfOneNameAreApart) {
+  run_ranks(3, [](RankContext& ctx) {
+    std::vector<std::unique_ptr<ProcessGroup>> groups;
+    const std::vector<std::vector<int>> memberships{{0, 1}, {0, 1, 2}, {0, 1}, {2, 0}, {0, 1, 2}};
+    for (const std::vector<int>& members : memberships) {
+      if (std::count(members.begin(), members.end(), ctx.group_rank()) == 0) continue;
+      groups.push_back(ctx.group().subgroup("tp", members, ctx.deadline()).value());
+    }
+    for (const auto& group : groups) {
+      const Tensor sum = values({1}, DType::kI64, [](int64_t) { return 1; });
+      ASSERT_OK(group->all_reduce(sum)->wait(ctx.deadline()));
+      expect_values(sum, [&](int64_t) { return group->world_size(); });
+    }
   });
 }
 
