@@ -316,16 +316,20 @@ TEST_P(Subgroup, NumbersAndRanksAreItsOwn) {
 // Two meshes of one job name their axes alike, and some ranks are in other company than before.
 TEST_P(Subgroup, GroupsOfOneNameAreApart) {
   run_ranks(3, [](RankContext& ctx) {
-    std::vector<std::unique_ptr<ProcessGroup>> groups;
     const std::vector<std::vector<int>> memberships{{0, 1}, {0, 1, 2}, {0, 1}, {2, 0}, {0, 1, 2}};
-    for (const std::vector<int>& members : memberships) {
-      if (std::count(members.begin(), members.end(), ctx.group_rank()) == 0) continue;
-      groups.push_back(ctx.group().subgroup("tp", members, ctx.deadline()).value());
+    std::vector<std::unique_ptr<ProcessGroup>> groups;
+    for (size_t i = 0; i < 50; ++i) {  // who comes first differs
+      const std::vector<int>& members = memberships[i % memberships.size()];
+      const bool is_member = std::count(members.begin(), members.end(), ctx.group_rank()) > 0;
+      groups.push_back(is_member ? ctx.group().subgroup("tp", members, ctx.deadline()).value()
+                                 : nullptr);
     }
-    for (const auto& group : groups) {
-      const Tensor sum = values({1}, DType::kI64, [](int64_t) { return 1; });
-      ASSERT_OK(group->all_reduce(sum)->wait(ctx.deadline()));
-      expect_values(sum, [&](int64_t) { return group->world_size(); });
+    for (size_t i = 0; i < groups.size(); ++i) {
+      if (!groups[i]) continue;
+      const double own = static_cast<double>(i);
+      const Tensor sum = values({1}, DType::kI64, [&](int64_t) { return own; });
+      ASSERT_OK(groups[i]->all_reduce(sum)->wait(ctx.deadline()));
+      expect_values(sum, [&](int64_t) { return own * groups[i]->world_size(); });
     }
   });
 }
