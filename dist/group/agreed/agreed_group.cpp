@@ -78,8 +78,8 @@ AgreedGroup::Options AgreedGroup::subgroup_options(const std::string& group_name
     const std::lock_guard lock(mutex_);
     opening = ++openings_[{group_name, chosen.global_ranks}];
   }
-  chosen.store = std::make_shared<PrefixStore>(
-      options_.store, fmt::format("{}/{}", fmt::join(chosen.global_ranks, ","), opening));
+  chosen.identity = fmt::format("{}/{}/{}/{}", options_.identity, group_name,
+                                fmt::join(chosen.global_ranks, ","), opening);
   return chosen;
 }
 
@@ -92,17 +92,20 @@ AgreedGroup::LaneKey AgreedGroup::key_of(const WorkDescriptor& what) const {
 LaneMembers AgreedGroup::members_of(const LaneKey& key) const {
   LaneMembers lane;
   std::vector<int> ranks{key.first, key.second};
-  lane.name = fmt::format("{} {}->{}", options_.group_name, key.first, key.second);
+  const std::string way = fmt::format(" {}->{}", key.first, key.second);
+  lane.name = options_.group_name + way;
+  lane.identity = options_.identity + way;
   if (key.first == kNoPeer) {
     ranks.clear();
     for (int rank = 0; rank < size(); ++rank) ranks.push_back(rank);
     lane.name = options_.group_name;
+    lane.identity = options_.identity;
   }
   for (const int rank : ranks) {
     if (rank == options_.group_rank) lane.own = static_cast<int>(lane.members.size());
     lane.members.push_back({rank, options_.global_ranks[static_cast<size_t>(rank)]});
   }
-  lane.store = std::make_shared<PrefixStore>(options_.store, "agreed/" + lane.name);
+  lane.store = std::make_shared<PrefixStore>(options_.store, "agreed/" + lane.identity);
   return lane;
 }
 

@@ -45,9 +45,10 @@ class AgreedWork final : public Work {
 class AgreedGroup final : public std::enable_shared_from_this<AgreedGroup> {
  public:
   struct Options {
-    std::shared_ptr<Store> store;  ///< keys get the group's name in front
+    std::shared_ptr<Store> store;  ///< keys get the group's identity in front
     std::string group_name = "world";
-    std::vector<int> global_ranks;  ///< of the members, in group order
+    std::string identity = "world";  ///< no other group of the job has it, as one may have the name
+    std::vector<int> global_ranks;   ///< of the members, in group order
     int group_rank = 0;
     Duration linger = 10s;  ///< how long close() waits for messages that nobody has taken yet
   };
@@ -72,8 +73,8 @@ class AgreedGroup final : public std::enable_shared_from_this<AgreedGroup> {
   void close();
 
   [[nodiscard]] const Options& options() const noexcept { return options_; }
-  /// The options of a group of some of these ranks. Counts the call: groups of one name have keys
-  /// of their own. @collective called by exactly these ranks
+  /// The options of a group of some of these ranks. Counts the call: groups of one name have
+  /// identities of their own. @collective called by exactly these ranks
   [[nodiscard]] Options subgroup_options(const std::string& group_name,
                                          const std::vector<int>& group_ranks);
 

@@ -17,6 +17,7 @@ namespace muster {
 struct LaneMembers {
   std::shared_ptr<Store> store;  ///< with a prefix of this lane's own
   std::string name;              ///< "tp.1", or "tp.1 0->3" for messages
+  std::string identity;          ///< the same on all members, and on no other lane of the job
   std::vector<AgreementMember> members;
   int own = 0;
 };

@@ -66,7 +66,7 @@ class HostEngine final : public LaneEngine {
 
  private:
   [[nodiscard]] std::string key_of(int member, int input) const {
-    return fmt::format("{} {} {} {}", members_.name, count_, member, input);
+    return fmt::format("{} {} {} {}", members_.identity, count_, member, input);
   }
 
   Result<Board::Bytes> given_by(int member, int input, Interrupt& interrupt) {
