@@ -5,9 +5,8 @@
 
 #include "core/autograd/autograd.h"
 #include "core/nn/llama.h"
-#include "core/nn/optim/optimizer.h"
 #include "core/ops/ops.h"
-#include "fsdp/fully_shard.h"
+#include "tests/fsdp/recorded_optimizer.h"
 #include "tests/support/golden_case.h"
 #include "tests/support/golden_close.h"
 #include "tests/support_ranks/ranks.h"
@@ -68,24 +67,8 @@ struct Tolerance {
 };
 Tolerance tolerance_of(const RecordedRun& run) {
   if (run.is_bf16) return {5e-3, 5e-3, 5e-2};
-  if (run.dtype == DType::kF32) return {1e-5, 1e-4, 1e-4};
-  return {1e-9, 1e-8, 1e-8};
-}
-
-std::unique_ptr<AdamW> optimizer_of(const std::vector<fsdp::NamedShard>& shards, const Json& from) {
-  AdamWOptions decayed{.lr = from["lr"],
-                       .beta1 = from["betas"][0],
-                       .beta2 = from["betas"][1],
-                       .eps = from["eps"],
-                       .weight_decay = from["weight_decay"]};
-  AdamWOptions plain = decayed;
-  plain.weight_decay = 0;
-  std::vector<ParameterGroup<AdamWOptions>> groups = {{{}, decayed}, {{}, plain}};
-  for (const fsdp::NamedShard& shard : shards) {
-    groups[shard.param->sizes.size() >= 2 ? 0 : 1].parameters.push_back(
-        {shard.name, shard.param->local});
-  }
-  return std::make_unique<AdamW>(groups);
+  if (run.dtype == DType::kF32) return {1e-5, 1e-5, 1e-4};
+  return {1e-11, 1e-10, 1e-8};
 }
 
 // The mean loss of a rank's rows, in the wider dtype.
@@ -138,7 +121,14 @@ void follow(RankContext& ctx, const RecordedRun& run, const Json& row) {
   if (run.is_bf16) options.mixed_precision.output_dtype = DType::kF32;
   fsdp::fully_shard(*model, options);
   const std::vector<fsdp::NamedShard> shards = fsdp::sharded_parameters(*model);
-  const std::unique_ptr<AdamW> optimizer = optimizer_of(shards, train["options"]);
+  const std::unique_ptr<AdamW> optimizer = testing::optimizer_of(shards, train["options"]);
+  std::optional<DType> computed_in;
+  const HookHandle hook =
+      model->module_at(model->block_names()[0])
+          .register_forward_hook([&](Module&, const Tensor&, const Tensor& out) {
+            computed_in = out.dtype();
+            return Tensor();
+          });
   const Tensor batches = single().tensor(train["batches"]);
   const size_t steps = row["loss"].size();
   const std::vector<uint64_t> before = traffic(options.mesh);
@@ -165,6 +155,10 @@ void follow(RankContext& ctx, const RecordedRun& run, const Json& row) {
     ASSERT_NEAR(fsdp::clip_grad_norm_(shards, train["options"]["clip"]), norm,
                 tolerance.norm * norm + std::abs(norm - exact))
         << "step " << step;
+    ASSERT_EQ(computed_in, run.is_bf16 ? DType::kBF16 : run.dtype);
+    for (const fsdp::NamedShard& shard : shards) {
+      ASSERT_EQ(grad_of(shard.param->local).dtype(), run.dtype) << shard.name;
+    }
     optimizer->step();
     optimizer->zero_grad();
     for (const fsdp::NamedShard& shard : shards) set_grad(shard.param->sharded, {});

@@ -3,10 +3,9 @@
 #include <nlohmann/json.hpp>
 
 #include "core/autograd/autograd.h"
-#include "core/nn/optim/optimizer.h"
 #include "core/ops/ops.h"
 #include "dist/parallel/models.h"
-#include "fsdp/fully_shard.h"
+#include "tests/fsdp/recorded_optimizer.h"
 #include "tests/support/golden_case.h"
 #include "tests/support_ranks/ranks.h"
 
@@ -68,22 +67,6 @@ Tensor targets_of(const Tensor& tokens) {
   return cat({narrow(tokens, 1, 1, tokens.size(1) - 1), none}, 1);
 }
 
-std::unique_ptr<AdamW> optimizer_of(const std::vector<fsdp::NamedShard>& shards, const Json& from) {
-  AdamWOptions decayed{.lr = from["lr"],
-                       .beta1 = from["betas"][0],
-                       .beta2 = from["betas"][1],
-                       .eps = from["eps"],
-                       .weight_decay = from["weight_decay"]};
-  AdamWOptions plain = decayed;
-  plain.weight_decay = 0;
-  std::vector<ParameterGroup<AdamWOptions>> groups = {{{}, decayed}, {{}, plain}};
-  for (const fsdp::NamedShard& shard : shards) {
-    groups[shard.param->sizes.size() >= 2 ? 0 : 1].parameters.push_back(
-        {shard.name, shard.param->local});
-  }
-  return std::make_unique<AdamW>(groups);
-}
-
 struct Layout {
   int fsdp;
   int tp;
@@ -110,7 +93,7 @@ void follow(RankContext& ctx, const Recorded& recorded, const Layout& layout) {
   }
   fsdp::fully_shard(*model, options);
   const std::vector<fsdp::NamedShard> shards = fsdp::sharded_parameters(*model);
-  const std::unique_ptr<AdamW> optimizer = optimizer_of(shards, train["options"]);
+  const std::unique_ptr<AdamW> optimizer = testing::optimizer_of(shards, train["options"]);
   const Tensor batches = golden.tensor(train["batches"]);
   // The samples are shared out over both axes; so is the loss.
   const MeshRef data = mesh->slice({"replicate", "fsdp"})->flatten("data", ctx.deadline()).value();
