@@ -47,6 +47,13 @@ Result<std::unique_ptr<Backend>> open_backend(std::string_view name, BackendOpti
                     fmt::join(backend_names(), ", "), name);
 }
 
+std::string_view why_left_out(std::string_view name) {
+  for (const Entry& entry : kBackends) {
+    if (entry.name == name && entry.open == nullptr) return entry.left_out;
+  }
+  return "";
+}
+
 std::vector<std::string> backend_names() {
   std::vector<std::string> names;
   for (const Entry& entry : kBackends) names.emplace_back(entry.name);

@@ -30,6 +30,10 @@ struct BackendOptions {
 Result<std::unique_ptr<Backend>> open_backend(std::string_view name, BackendOptions options,
                                               Deadline deadline);
 
+/// Why this build has no such backend, with what would bring it back; "" where it has one, or where
+/// there is no such name.
+std::string_view why_left_out(std::string_view name);
+
 /// Names that open_backend() knows, those that are left out included.
 std::vector<std::string> backend_names();
 

@@ -17,7 +17,6 @@
 #include <thread>
 
 #include "dist/backends/backends.h"
-#include "dist/store/hash_store.h"
 #include "tests/train/job.h"
 
 namespace muster {
@@ -25,13 +24,8 @@ namespace {
 class GlooJob : public EndToEnd {
  protected:
   void SetUp() override {
-    // A build without Gloo refuses by name.
-    BackendOptions alone;
-    alone.store = std::make_shared<HashStore>();
-    const Result<std::unique_ptr<Backend>> opened =
-        open_backend("gloo", std::move(alone), Deadline::after(10s));
-    if (!opened.ok() && opened.error().code() == ErrorCode::kUnimplemented)
-      GTEST_SKIP() << opened.error().what();
+    const std::string why{why_left_out("gloo")};
+    if (!why.empty()) GTEST_SKIP() << why;
     std::ifstream in(recipe());
     std::string text((std::istreambuf_iterator<char>(in)), {});
     text = std::regex_replace(text, std::regex("backend: shm"), "backend: gloo");

@@ -6,7 +6,6 @@
 #include <ostream>
 
 #include "dist/backends/backends.h"
-#include "dist/store/hash_store.h"
 #include "tests/launcher/agent/cluster.h"
 #include "tests/train/job.h"
 
@@ -29,12 +28,7 @@ std::ostream& operator<<(std::ostream& out, const Place& place) { return out << 
 // Why this build cannot run there, or "".
 std::string why_not(const Place& place) {
   if (place.agents > 1 && testing::why_no_agents() != nullptr) return testing::why_no_agents();
-  BackendOptions alone;
-  alone.store = std::make_shared<HashStore>();
-  const Result<std::unique_ptr<Backend>> opened =
-      open_backend(place.backend, std::move(alone), Deadline::after(10s));
-  const bool is_left_out = !opened.ok() && opened.error().code() == ErrorCode::kUnimplemented;
-  return is_left_out ? opened.error().what() : "";
+  return std::string(why_left_out(place.backend));
 }
 
 // Three ranks under one agent, two and two under two. Global rank 2 is never the host's.
