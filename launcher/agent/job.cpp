@@ -28,6 +28,7 @@ namespace {
 
 // Descriptors the agent needs for each worker: two pipes of two ends, two files, a pidfd.
 constexpr rlim_t kDescriptorsPerWorker = 7;
+constexpr rlim_t kDescriptorsPerNode = 4;
 constexpr rlim_t kOtherDescriptors = 128;
 
 // Later descriptors must not become 0, 1 or 2 of a worker by accident.
@@ -44,10 +45,11 @@ void detach_stdin() {
   if (null.is_open()) ::dup2(null.get(), STDIN_FILENO);
 }
 
-void raise_descriptor_limit(int workers) {
+void raise_descriptor_limit(int workers, int nodes) {
   rlimit limit{};
   if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
-  const rlim_t wanted = kDescriptorsPerWorker * static_cast<rlim_t>(workers) + kOtherDescriptors;
+  const rlim_t wanted = kDescriptorsPerWorker * static_cast<rlim_t>(workers) +
+                        kDescriptorsPerNode * static_cast<rlim_t>(nodes) + kOtherDescriptors;
   if (limit.rlim_cur >= wanted) return;
   limit.rlim_cur = std::min(wanted, limit.rlim_max);
   ::setrlimit(RLIMIT_NOFILE, &limit);
@@ -106,7 +108,8 @@ int run_node(LocalNode& node) {
   const UniqueFd guardian_pidfd = watch_parent(guardian);
   become_subreaper("muster-agent");
   set_log_role("agent");
-  raise_descriptor_limit(family.plan.spec.local_world_size);
+  raise_descriptor_limit(family.plan.spec.local_world_size,
+                         family.plan.spec.policy.nodes.max_nodes);
   int status = exit_status(ErrorCode::kInternal);
   try {
     family.events.emit("job_start", {{"run_id", family.plan.spec.run_id},

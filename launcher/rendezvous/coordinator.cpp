@@ -9,8 +9,9 @@ namespace muster {
 namespace {
 constexpr Duration kHandshakeLimit = 10s;
 constexpr size_t kMaxTold = 100;
+constexpr int64_t kMaxStrangers = 1024;
 
-// "ipv4:127.0.0.1:4711" without the port, which differs each time.
+// "127.0.0.1:4711" without the port, which differs each time.
 std::string host_of(const std::string& address) { return address.substr(0, address.rfind(':')); }
 }  // namespace
 
@@ -31,6 +32,7 @@ void Coordinator::take_events(TimePoint now) {
     switch (event.kind) {
       case LinkEvent::Kind::kOpened:
         peers_[event.peer] = {.address = event.text, .opened_at = now};
+        limit_strangers();
         break;
       case LinkEvent::Kind::kMessage:
         take(event.peer, event.message, now);
@@ -38,6 +40,9 @@ void Coordinator::take_events(TimePoint now) {
       case LinkEvent::Kind::kClosed:
         if (NodeView* node = find(event.peer)) lose(*node, event.text);
         peers_.erase(event.peer);
+        break;
+      case LinkEvent::Kind::kRefused:
+        MUSTER_LOG(kWarn, "{}; the job goes on", event.text);
         break;
     }
   }
@@ -103,6 +108,7 @@ void Coordinator::take_join(uint64_t id, Peer& peer, const message::Join& join, 
     return;
   }
   peer.stage = Stage::kMember;
+  link_.trust(id);
   link_.send(id, message::Welcome{host_proof(options_.token, peer.node_nonce, peer.host_nonce),
                                   options_.run_id, options_.policy.lease.count()});
   view_.nodes.push_back({.id = id, .options = join.node, .joined_at = now, .heard_at = now});
@@ -144,6 +150,15 @@ void Coordinator::refuse(uint64_t id, ErrorCode code, const std::string& kind,
   if (peer != peers_.end()) peers_.erase(peer);
   if (told_.size() >= kMaxTold || !told_.insert(host_of(address) + " " + kind).second) return;
   MUSTER_LOG(kWarn, "refused an agent at {}: {}; the job goes on", address, reason);
+}
+
+void Coordinator::limit_strangers() {
+  const auto is_stranger = [](const auto& entry) { return entry.second.stage != Stage::kMember; };
+  const auto count = std::count_if(peers_.begin(), peers_.end(), is_stranger);
+  if (count <= kMaxStrangers) return;
+  // Numbers grow: the first has had the longest time to say who it is.
+  refuse(std::find_if(peers_.begin(), peers_.end(), is_stranger)->first, ErrorCode::kRendezvous,
+         "many", fmt::format("{} others wait to say who they are", kMaxStrangers));
 }
 
 void Coordinator::lose(NodeView& node, const std::string& why) {

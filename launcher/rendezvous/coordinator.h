@@ -70,6 +70,7 @@ class Coordinator {
   void take_join(uint64_t id, Peer& peer, const message::Join& join, TimePoint now);
   void take_exit(const NodeView& node, const message::WorkerEnded& ended, TimePoint now);
   void refuse(uint64_t id, ErrorCode code, const std::string& kind, const std::string& reason);
+  void limit_strangers();
   void lose(NodeView& node, const std::string& why);
   NodeView* find(uint64_t id);
   void send_to_members(const Message& message);

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "core/base/result.h"
@@ -16,11 +17,11 @@
 namespace muster {
 
 struct LinkEvent {
-  enum class Kind : uint8_t { kOpened, kMessage, kClosed };
+  enum class Kind : uint8_t { kOpened, kMessage, kClosed, kRefused };
   Kind kind = Kind::kMessage;
   uint64_t peer = 0;  ///< numbers are never used again; a client's only peer is 1
   Message message;    ///< for kMessage
-  std::string text;   ///< kOpened: the peer's address; kClosed: why
+  std::string text;   ///< kOpened: "address:port" of the peer; kClosed: why; kRefused: who, and why
 };
 
 /// @thread all functions: one thread
@@ -40,8 +41,17 @@ class Link {
   virtual void send(uint64_t peer, const Message& message) = 0;
   /// Closes after what was sent before; kClosed follows.
   virtual void close(uint64_t peer) = 0;
+  /// This peer has proved who it is: limits for strangers hold for it no longer.
+  virtual void trust(uint64_t /*peer*/) {}
   /// Where a server listens.
   [[nodiscard]] virtual int port() const = 0;
+};
+
+/// A server's end without a port of its own: it serves the connections that it is given.
+class ServerLink : public Link {
+ public:
+  /// Serves one that is non-blocking and of which `received` has been read; owns `fd`.
+  virtual void adopt(int fd, std::string_view received) = 0;
 };
 
 struct LinkOptions {
@@ -49,17 +59,18 @@ struct LinkOptions {
   std::string address;  ///< numeric "host:port", with port 0 for any; "[::1]:0" for IPv6
 };
 
-/// What the shared library exports, under kOpenLinkSymbol: a Link, or null and `error`.
-/// `is_taken` tells that another process listens there already.
-using OpenLinkFn = Link* (*)(const LinkOptions& options, std::string& error, bool& is_taken);
-inline constexpr const char* kOpenLinkSymbol = "muster_open_link";
+/// What the shared library exports; a server is null when it cannot be started.
+using OpenClientFn = Link* (*)(const std::string& address);
+using OpenServerFn = ServerLink* (*)();
+inline constexpr const char* kOpenClientSymbol = "muster_open_client";
+inline constexpr const char* kOpenServerSymbol = "muster_open_server";
 
-/// A server's address that another process has already.
+/// A server's address at which it cannot listen; as a rule another process does.
 inline constexpr ErrorCode kAddressTaken = ErrorCode::kFailedPrecondition;
 
-/// Loads the library that lies beside this program and opens a link. A client connects in the
-/// background and keeps trying.
-/// @error kNotFound the library; kAddressTaken; kIo the address is not one of this machine
+/// Loads the library that lies beside this program and opens a link, a server's behind a Doorman. A
+/// client connects in the background and keeps trying.
+/// @error kNotFound the library; kAddressTaken; kIo
 Result<std::unique_ptr<Link>> open_link(const LinkOptions& options);
 
 }  // namespace muster

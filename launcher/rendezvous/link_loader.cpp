@@ -4,7 +4,8 @@
 #include <array>
 
 #include "core/base/file_system.h"
-#include "launcher/rendezvous/link.h"
+#include "dist/net/sockets.h"
+#include "launcher/rendezvous/doorman.h"
 
 namespace muster {
 namespace {
@@ -18,7 +19,8 @@ std::string own_folder() {
 }
 
 struct Library {
-  OpenLinkFn open_link = nullptr;
+  OpenClientFn open_client = nullptr;
+  OpenServerFn open_server = nullptr;
 };
 
 // Never unloaded: its threads and its static objects may outlive any one link.
@@ -30,26 +32,35 @@ Result<Library> load_library() {
                       "rendezvous: {} must lie beside this program and load; got {}", path,
                       ::dlerror());
   }
-  const auto open = reinterpret_cast<OpenLinkFn>(::dlsym(library, kOpenLinkSymbol));
-  if (open == nullptr) {
-    return make_error(ErrorCode::kNotFound, "rendezvous: {} must export {}; got {}", path,
-                      kOpenLinkSymbol, ::dlerror());
+  const auto client = reinterpret_cast<OpenClientFn>(::dlsym(library, kOpenClientSymbol));
+  const auto server = reinterpret_cast<OpenServerFn>(::dlsym(library, kOpenServerSymbol));
+  if (client == nullptr || server == nullptr) {
+    return make_error(ErrorCode::kNotFound, "rendezvous: {} must export {} and {}; got {}", path,
+                      kOpenClientSymbol, kOpenServerSymbol, ::dlerror());
   }
-  return Library{open};
+  return Library{client, server};
+}
+
+Result<net::UniqueFd> listen_at(const std::string& address) {
+  const size_t colon = address.rfind(':');
+  std::string host = address.substr(0, colon);
+  if (host.starts_with('[')) host = host.substr(1, host.size() - 2);
+  Result<net::UniqueFd> listener = net::listen_on(host, std::stoi(address.substr(colon + 1)));
+  if (listener.ok()) return listener;
+  return make_error(kAddressTaken, "rendezvous: {}", listener.error().message());
 }
 }  // namespace
 
 Result<std::unique_ptr<Link>> open_link(const LinkOptions& options) {
   static Library library;
-  if (library.open_link == nullptr) library = MUSTER_TRY(load_library());
-  std::string error;
-  bool is_taken = false;
-  std::unique_ptr<Link> link(library.open_link(options, error, is_taken));
-  if (link == nullptr) {
-    return make_error(is_taken ? kAddressTaken : ErrorCode::kIo, "rendezvous: listen on {}: {}",
-                      options.address, error);
-  }
-  return link;
+  if (library.open_client == nullptr) library = MUSTER_TRY(load_library());
+  if (!options.is_server) return std::unique_ptr<Link>(library.open_client(options.address));
+  // First, so that of several agents on one machine only the host starts a server.
+  net::UniqueFd listener = MUSTER_TRY(listen_at(options.address));
+  std::unique_ptr<ServerLink> server(library.open_server());
+  if (server == nullptr) return make_error(ErrorCode::kIo, "rendezvous: gRPC must start a server");
+  return std::unique_ptr<Link>(
+      MUSTER_TRY(Doorman::open(std::move(listener), std::move(server), DoormanLimits::fitting())));
 }
 
 }  // namespace muster

@@ -2,6 +2,7 @@
 
 #include <grpcpp/grpcpp.h>
 
+#include <atomic>
 #include <chrono>
 #include <deque>
 #include <unordered_map>
@@ -18,6 +19,7 @@ constexpr int kMaxMetadataNbytes = 8 << 10;
 constexpr int kStreamsPerConnection = 4;
 constexpr int kHandshakeLimitMs = 10'000;
 constexpr int kIdleLimitMs = 30'000;
+constexpr int kMessagesOfStrangers = 8;  // an agent sends two before it is trusted
 constexpr auto kShutdownLimit = std::chrono::milliseconds(500);
 
 class GrpcServer;
@@ -30,6 +32,7 @@ class Session final : public grpc::ServerBidiReactor<wire::Frame, wire::Frame> {
   void begin() { StartRead(&incoming_); }
   void send(wire::Frame frame);
   void close();
+  void trust() { is_trusted_ = true; }
 
   void OnReadDone(bool ok) override;
   void OnWriteDone(bool ok) override;
@@ -43,6 +46,8 @@ class Session final : public grpc::ServerBidiReactor<wire::Frame, wire::Frame> {
   GrpcServer& server_;
   const uint64_t peer_;
   wire::Frame incoming_;
+  int num_messages_ = 0;  // while it is a stranger
+  std::atomic<bool> is_trusted_ = false;
   // Starting an operation under the lock is safe: gRPC never runs a reaction inside the call.
   std::mutex mutex_;
   std::deque<wire::Frame> outgoing_;
@@ -52,21 +57,31 @@ class Session final : public grpc::ServerBidiReactor<wire::Frame, wire::Frame> {
   bool is_finished_ = false;
 };
 
-class GrpcServer final : public Link, public wire::Rendezvous::CallbackService {
+// "ipv4:10.0.0.1:80" and "ipv6:%5B::1%5D:80" as "10.0.0.1:80" and "[::1]:80".
+std::string endpoint_of(std::string peer) {
+  peer.erase(0, peer.find(':') + 1);
+  for (const auto& [code, bracket] : {std::pair("%5B", "["), std::pair("%5D", "]")}) {
+    const size_t at = peer.find(code);
+    if (at != std::string::npos) peer.replace(at, 3, bracket);
+  }
+  return peer;
+}
+
+class GrpcServer final : public ServerLink, public wire::Rendezvous::CallbackService {
  public:
-  bool open(const std::string& address) {
+  bool open() {
+    using ConnectionType = grpc::ServerBuilder::experimental_type::ExternalConnectionType;
     grpc::ServerBuilder builder;
-    // With it two hosts could listen on one port, each with half of the nodes.
-    builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
     builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kStreamsPerConnection);
     builder.AddChannelArgument(GRPC_ARG_MAX_CONNECTION_IDLE_MS, kIdleLimitMs);
     builder.AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, kHandshakeLimitMs);
     builder.AddChannelArgument(GRPC_ARG_MAX_METADATA_SIZE, kMaxMetadataNbytes);
     builder.SetMaxReceiveMessageSize(kMaxMessageNbytes);
-    builder.AddListeningPort(address, grpc::InsecureServerCredentials(), &port_);
+    acceptor_ = builder.experimental().AddExternalConnectionAcceptor(
+        ConnectionType::FROM_FD, grpc::InsecureServerCredentials());
     builder.RegisterService(static_cast<wire::Rendezvous::CallbackService*>(this));
     server_ = builder.BuildAndStart();
-    return server_ != nullptr && port_ > 0;
+    return server_ != nullptr;
   }
 
   ~GrpcServer() override {
@@ -78,7 +93,21 @@ class GrpcServer final : public Link, public wire::Rendezvous::CallbackService {
 
   [[nodiscard]] int ready_fd() const override { return events_.fd(); }
   std::vector<LinkEvent> take() override { return events_.take(); }
-  [[nodiscard]] int port() const override { return port_; }
+  [[nodiscard]] int port() const override { return 0; }
+
+  void adopt(int fd, std::string_view received) override {
+    const grpc::Slice bytes(received.data(), received.size());
+    grpc::experimental::ExternalConnectionAcceptor::NewConnectionParameters connection;
+    connection.fd = fd;
+    connection.read_buffer = grpc::ByteBuffer(&bytes, 1);
+    acceptor_->HandleNewConnection(&connection);
+  }
+
+  void trust(uint64_t peer) override {
+    const std::lock_guard lock(mutex_);
+    const auto found = sessions_.find(peer);
+    if (found != sessions_.end()) found->second->trust();
+  }
 
   void send(uint64_t peer, const Message& message) override {
     const std::lock_guard lock(mutex_);
@@ -102,7 +131,7 @@ class GrpcServer final : public Link, public wire::Rendezvous::CallbackService {
       events_.push({.kind = LinkEvent::Kind::kOpened,
                     .peer = last_peer_,
                     .message = message::Beat{},
-                    .text = context->peer()});
+                    .text = endpoint_of(context->peer())});
     }
     session->begin();
     return session;
@@ -129,7 +158,7 @@ class GrpcServer final : public Link, public wire::Rendezvous::CallbackService {
   std::mutex mutex_;
   std::unordered_map<uint64_t, Session*> sessions_;  // guarded by mutex_
   uint64_t last_peer_ = 0;                           // guarded by mutex_
-  int port_ = 0;
+  std::unique_ptr<grpc::experimental::ExternalConnectionAcceptor> acceptor_;
   std::unique_ptr<grpc::Server> server_;
 };
 
@@ -168,7 +197,8 @@ void Session::push_on() {
 }
 
 void Session::OnReadDone(bool ok) {
-  if (!ok) {
+  // What waits for the agent is bounded, too, while it is busy.
+  if (!ok || (!is_trusted_ && ++num_messages_ > kMessagesOfStrangers)) {
     end();
     return;
   }
@@ -193,9 +223,9 @@ void Session::OnDone() {
 }
 }  // namespace
 
-std::unique_ptr<Link> open_grpc_server(const std::string& address) {
+std::unique_ptr<ServerLink> open_grpc_server() {
   auto server = std::make_unique<GrpcServer>();
-  if (!server->open(address)) return nullptr;
+  if (!server->open()) return nullptr;
   return server;
 }
 

@@ -1,18 +1,16 @@
 #pragma once
-/// The host's end: a gRPC server on one address, each stream a peer.
+/// The host's end: a gRPC server on the connections that it is given, each stream a peer.
 ///
-/// Closed to what is not gRPC by gRPC itself; bounded in messages, streams and idle connections, so
-/// that whoever connects can at most take a little memory for a while. Who a peer is the agent
-/// asks.
+/// Bounded in messages, streams and idle connections, so that whoever gets in can at most take a
+/// little memory for a while. How many get in is the Doorman's business, who a peer is the agent's.
 
 #include <memory>
-#include <string>
 
 #include "launcher/rendezvous/link.h"
 
 namespace muster {
 
-/// Null when it cannot listen there.
-std::unique_ptr<Link> open_grpc_server(const std::string& address);
+/// Null when it cannot be started.
+std::unique_ptr<ServerLink> open_grpc_server();
 
 }  // namespace muster

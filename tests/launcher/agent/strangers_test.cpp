@@ -3,10 +3,12 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <netinet/in.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include <csignal>
+#include <filesystem>
 #include <random>
 
 #include "launcher/agent/unique_fd.h"
@@ -18,6 +20,14 @@ class Strangers : public SeveralAgents {};
 
 using ::testing::HasSubstr;
 using ::testing::Not;
+
+const std::string kPreface = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";  // HTTP/2's own
+
+// What the host says of strangers.
+constexpr const char* kWrongBytes = "no agent begins like that";
+constexpr const char* kWrongFrames = "its connection ended before it said who it is";
+constexpr const char* kTooManyAtTheDoor = "others wait at the door";
+constexpr const char* kTooManyInside = "others have not proved who they are";
 
 size_t count_of(const std::string& text, const std::string& part) {
   size_t count = 0;
@@ -115,7 +125,7 @@ TEST_F(Strangers, BytesThatAreNoMessagesDisturbNobody) {
     connections.push_back(connect_to(cluster.port()));
     std::string bytes(1 + random() % 5000, '\0');
     for (char& byte : bytes) byte = static_cast<char>(random());
-    if (i % 3 == 0) bytes.insert(0, "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n");  // HTTP/2's own preface
+    if (i % 3 == 0) bytes.insert(0, kPreface);
     send_text(connections.back(), bytes);
   }
   for (const char* request :
@@ -124,7 +134,72 @@ TEST_F(Strangers, BytesThatAreNoMessagesDisturbNobody) {
     send_text(connections.back(), request);
   }
   for (int i = 0; i < 20; ++i) connections.push_back(connect_to(cluster.port()));  // idle
+  MusterProcess& host = cluster.node(0);
+  EXPECT_TRUE(host.await_output(kWrongBytes, 1, patient(20s))) << host.err();
+  EXPECT_TRUE(host.await_output(kWrongFrames, 1, patient(20s))) << host.err();
   expect_alive(cluster, rounds);
+  EXPECT_EQ(count_of(host.err(), kWrongBytes), 1U) << host.err();
+  EXPECT_EQ(count_of(host.err(), kWrongFrames), 1U) << host.err();
+}
+
+rlim_t as_many_as_fit(rlim_t count) {
+  rlimit limit{};
+  EXPECT_EQ(::getrlimit(RLIMIT_NOFILE, &limit), 0);
+  limit.rlim_cur = limit.rlim_max;
+  EXPECT_EQ(::setrlimit(RLIMIT_NOFILE, &limit), 0);
+  return std::min(count, limit.rlim_cur - 500);
+}
+
+size_t descriptors_of(pid_t pid) {
+  const std::filesystem::directory_iterator all("/proc/" + std::to_string(pid) + "/fd");
+  return static_cast<size_t>(std::distance(begin(all), end(all)));
+}
+
+pid_t agent_of(const MusterProcess& muster) {
+  for (const nlohmann::json& event : muster.events()) {
+    if (event["event"] == "job_start") return event["agent"];
+  }
+  return 0;
+}
+
+TEST_F(Strangers, TenThousandIdleConnectionsKeepNobodyOut) {
+  const rlim_t count = as_many_as_fit(10000);
+  std::printf("%llu idle connections\n", static_cast<unsigned long long>(count));
+  Cluster cluster("2");
+  MusterProcess& host = cluster.start_host({.options = {"--max-restarts", "3"}});
+  std::vector<UniqueFd> idle;
+  for (rlim_t i = 0; i < count; ++i) idle.push_back(connect_to(cluster.port()));
+  ASSERT_TRUE(host.await_output(kTooManyAtTheDoor, 1, patient(30s))) << host.err();
+  cluster.start_node({.options = {"--max-restarts", "3"}});
+  cluster.await_rounds({0, 1}, 2);
+  EXPECT_LT(descriptors_of(agent_of(host)), 1024U + 100);
+  // As many come again while the job runs, and another node takes the place of one that dies.
+  for (UniqueFd& fd : idle) fd = connect_to(cluster.port());
+  cluster.kill_node(1);
+  cluster.start_node({.options = {"--max-restarts", "3"}});
+  const std::vector<NodeRound> rounds = cluster.await_rounds({0, 2}, 2);
+  ::kill(rounds[1].pids[0], SIGKILL);
+  EXPECT_EQ(cluster.await_rounds({0, 2}, 2)[0].generation, rounds[0].generation + 1);
+  EXPECT_LT(descriptors_of(agent_of(host)), 1024U + 100);
+  host.signal(SIGTERM);
+  EXPECT_EQ(host.wait(patient(30s)).status, 128 + SIGTERM);
+  EXPECT_EQ(count_of(host.err(), kTooManyAtTheDoor), 1U) << host.err();
+}
+
+TEST_F(Strangers, OnesThatSpeakHttp2AndProveNothingKeepNobodyOut) {
+  const rlim_t count = as_many_as_fit(2000);
+  const std::string settings("\0\0\0\4\0\0\0\0\0", 9);
+  Cluster cluster("2");
+  MusterProcess& host = cluster.start_host({.options = {"--max-restarts", "3"}});
+  std::vector<UniqueFd> quiet;
+  for (rlim_t i = 0; i < count; ++i) {
+    quiet.push_back(connect_to(cluster.port()));
+    send_text(quiet.back(), kPreface + settings);
+  }
+  ASSERT_TRUE(host.await_output(kTooManyInside, 1, patient(30s))) << host.err();
+  cluster.start_node({.options = {"--max-restarts", "3"}});
+  expect_alive(cluster, cluster.await_rounds({0, 1}, 2));
+  EXPECT_EQ(count_of(host.err(), kTooManyInside), 1U) << host.err();
 }
 
 TEST_F(Strangers, ATooShortTokenAndNoneAtAllAreWrongOptions) {

@@ -1,12 +1,18 @@
 // muster status, top and logs beside a job that runs.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/un.h>
 #include <unistd.h>
 
 #include <csignal>
+#include <cstring>
 #include <fstream>
+#include <random>
 
+#include "launcher/agent/unique_fd.h"
 #include "launcher/cli/job_finder.h"
 #include "tests/launcher/agent/cluster.h"
 #include "tests/launcher/agent/run_muster.h"
@@ -96,6 +102,73 @@ TEST_F(StatusTest, TheSocketIsTheUsersAloneAndADeadOneIsRemoved) {
   EXPECT_EQ(sockets().size(), 1U);
   EXPECT_EQ(ask({"status"}).out, "no job runs\n");
   EXPECT_EQ(sockets().size(), 0U);
+}
+
+std::string only_socket(const std::string& folder) {
+  for (const std::string& name : real_file_system().list(folder).value_or({})) {
+    if (name.ends_with(".sock")) return path_join(folder, name);
+  }
+  return "";
+}
+
+UniqueFd connect_to(const std::string& path) {
+  UniqueFd fd(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  std::memcpy(address.sun_path, path.c_str(), path.size() + 1);
+  EXPECT_EQ(::connect(fd.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)), 0)
+      << errno_text(errno);
+  return fd;
+}
+
+size_t count_of(const std::string& text, const std::string& part) {
+  size_t count = 0;
+  for (size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) ++count;
+  return count;
+}
+
+TEST_F(StatusTest, WhoSaysSomethingAtTheSocketIsRefusedAndLoggedOnce) {
+  MusterProcess muster = job(std::vector<std::string>{"run"} + child_worker("node"));
+  muster.await_event("attempt_start");
+  const std::string path = only_socket(runtime_.file("muster"));
+  std::mt19937 random(20240611);
+  std::string noise(5000, '\0');
+  for (char& byte : noise) byte = static_cast<char>(random());
+  std::vector<UniqueFd> strangers;
+  for (const std::string& bytes :
+       {noise, std::string("GET / HTTP/1.1\r\nHost: x\r\n\r\n"), std::string("{\"run_"),
+        std::string(1 << 20, 'x'), std::string(1, '\0')}) {
+    strangers.push_back(connect_to(path));
+    // It may be closed before all is sent.
+    static_cast<void>(::send(strangers.back().get(), bytes.data(), bytes.size(), MSG_NOSIGNAL));
+  }
+  ASSERT_TRUE(muster.await_output("status socket: refused process", 1, patient(20s)));
+  EXPECT_EQ(status().size(), 1U);
+  muster.signal(SIGTERM);
+  EXPECT_EQ(muster.wait(patient(20s)).status, 128 + SIGTERM);
+  EXPECT_EQ(count_of(muster.err(), "must read its answer and say nothing"), 1U) << muster.err();
+  EXPECT_EQ(count_of(muster.err(), "status socket: refused"), 1U) << muster.err();
+}
+
+TEST_F(StatusTest, TenThousandWhoReadNothingKeepNobodyOut) {
+  rlimit limit{};
+  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &limit), 0);
+  limit.rlim_cur = limit.rlim_max;
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &limit), 0);
+  const auto count = std::min<rlim_t>(10000, limit.rlim_cur - 500);
+  std::printf("%llu idle connections\n", static_cast<unsigned long long>(count));
+  MusterProcess muster = job(std::vector<std::string>{"run"} + child_worker("node"));
+  const std::vector<pid_t> pids = muster.await_event("attempt_start")["pids"];
+  const std::string path = only_socket(runtime_.file("muster"));
+  std::vector<UniqueFd> idle;
+  for (rlim_t i = 0; i < count; ++i) idle.push_back(connect_to(path));
+  const json all = status();
+  ASSERT_EQ(all.size(), 1U);
+  EXPECT_EQ(all[0]["ranks"][0]["pid"], pids[0]);
+  ASSERT_TRUE(muster.await_output("64 others have their answer", 1, patient(20s)));
+  ::kill(pids[0], SIGUSR1);
+  EXPECT_EQ(muster.wait(patient(20s)).status, 0) << muster.err();
+  EXPECT_EQ(count_of(muster.err(), "others have their answer"), 1U) << muster.err();
 }
 
 TEST_F(StatusTest, BothNodesOfAJobAreShownWithTheirPlaces) {

@@ -31,10 +31,12 @@ class FakeHostLink final : public Link {
     }
   }
   void close(uint64_t peer) override { closed.push_back(peer); }
+  void trust(uint64_t peer) override { trusted.push_back(peer); }
 
   std::vector<LinkEvent> events;
   std::vector<std::pair<uint64_t, Message>> sent;
   std::vector<uint64_t> closed;
+  std::vector<uint64_t> trusted;
   std::map<uint64_t, std::vector<LinkEvent>*> nodes;
 };
 
@@ -44,7 +46,7 @@ class FakeNodeLink final : public Link {
     host_.events.push_back({.kind = LinkEvent::Kind::kOpened,
                             .peer = peer,
                             .message = message::Beat{},
-                            .text = "ipv4:10.0.0.9:" + std::to_string(1000 + peer)});
+                            .text = "10.0.0.9:" + std::to_string(1000 + peer)});
     host_.nodes[peer] = &events;
   }
   ~FakeNodeLink() override { host_.nodes.erase(peer_); }
@@ -120,6 +122,7 @@ TEST_F(CoordinatorTest, ANodeWithTheTokenJoinsAndLearnsTheRun) {
   EXPECT_EQ(node.member->lease(), policy_.lease);
   ASSERT_EQ(view_.nodes.size(), 2U);
   EXPECT_EQ(view_.nodes[1].options.name, "n1");
+  EXPECT_THAT(link_.trusted, ::testing::ElementsAre(1));
 }
 
 TEST_F(CoordinatorTest, OneWithAnotherTokenIsRefusedAndLearnsNothing) {
@@ -129,6 +132,7 @@ TEST_F(CoordinatorTest, OneWithAnotherTokenIsRefusedAndLearnsNothing) {
   EXPECT_EQ(node.member->failure()->code(), ErrorCode::kFailedPrecondition);
   EXPECT_EQ(view_.nodes.size(), 1U);
   EXPECT_THAT(link_.closed, ::testing::ElementsAre(1));
+  EXPECT_THAT(link_.trusted, ::testing::IsEmpty());
 }
 
 TEST_F(CoordinatorTest, AProofOfAnotherConnectionIsWorthNothing) {
@@ -138,7 +142,7 @@ TEST_F(CoordinatorTest, AProofOfAnotherConnectionIsWorthNothing) {
   link_.events.push_back({.kind = LinkEvent::Kind::kOpened,
                           .peer = 7,
                           .message = message::Beat{},
-                          .text = "ipv4:10.0.0.9:1"});
+                          .text = "10.0.0.9:1"});
   link_.events.push_back({.kind = LinkEvent::Kind::kMessage,
                           .peer = 7,
                           .message = message::Hello{.nonce = "nonce"},
@@ -171,7 +175,7 @@ TEST_F(CoordinatorTest, WhatAPeerSaysBeforeItHasJoinedIsIgnored) {
   link_.events.push_back({.kind = LinkEvent::Kind::kOpened,
                           .peer = 7,
                           .message = message::Beat{},
-                          .text = "ipv4:10.0.0.9:1"});
+                          .text = "10.0.0.9:1"});
   for (const Message& message : {Message(message::Leave{"x"}), Message(message::Stopped{9}),
                                  Message(message::WorkerEnded{.generation = 1}),
                                  Message(message::Join{.proof = "", .node = options_of("x")})}) {
@@ -235,12 +239,28 @@ TEST_F(CoordinatorTest, WhoDoesNotSayWhoItIsIsClosedAfterTenSeconds) {
   link_.events.push_back({.kind = LinkEvent::Kind::kOpened,
                           .peer = 7,
                           .message = message::Beat{},
-                          .text = "ipv4:10.0.0.9:1"});
+                          .text = "10.0.0.9:1"});
   coordinator_.take_events(kNow);
   coordinator_.beat(kNow + 9s);
   EXPECT_TRUE(link_.closed.empty());
   coordinator_.beat(kNow + 10s);
   EXPECT_THAT(link_.closed, ::testing::ElementsAre(7));
+}
+
+TEST_F(CoordinatorTest, AThousandStrangersMayWaitAndThenTheOldestGoes) {
+  const Node node = join(1);
+  for (uint64_t peer = 2; peer <= 1025; ++peer) {
+    link_.events.push_back({.kind = LinkEvent::Kind::kOpened,
+                            .peer = peer,
+                            .message = message::Beat{},
+                            .text = "10.0.0.9:1"});
+  }
+  coordinator_.take_events(kNow);
+  EXPECT_THAT(link_.closed, ::testing::IsEmpty());
+  const Node late = join(2000);
+  EXPECT_THAT(link_.closed, ::testing::ElementsAre(2));
+  EXPECT_TRUE(late.member->has_joined());
+  EXPECT_TRUE(node.member->has_joined());
 }
 
 TEST_F(CoordinatorTest, TheEndIsKnownToAllWhenEachHasSaidSoOrIsGone) {
