@@ -2,6 +2,13 @@
 
 namespace muster {
 
+GroupMembers GroupMembers::world(int global_rank, int world_size) {
+  GroupMembers members;
+  members.group_rank = global_rank;
+  for (int rank = 0; rank < world_size; ++rank) members.global_ranks.push_back(rank);
+  return members;
+}
+
 void Backend::check(const CollectiveRequest& request) const {
   for (const auto* tensors : {&request.inputs, &request.outputs}) {
     for (const Tensor& tensor : *tensors) {

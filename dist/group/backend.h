@@ -32,6 +32,21 @@ struct CollectiveRequest {
   bool async_op = false;        ///< progress without a waiting caller
 };
 
+/// Who a group is, as its backend knows it.
+struct GroupMembers {
+  std::string name = "world";      ///< for messages; several groups of a job may have it
+  std::string identity = "world";  ///< the same on all members, and of no other group of the job
+  std::vector<int> global_ranks;   ///< in group order
+  int group_rank = 0;              ///< of this process
+
+  [[nodiscard]] static GroupMembers world(int global_rank, int world_size);
+  [[nodiscard]] int size() const noexcept { return static_cast<int>(global_ranks.size()); }
+  [[nodiscard]] int global_rank_of(int rank) const {
+    return global_ranks[static_cast<size_t>(rank)];
+  }
+  [[nodiscard]] int own_global_rank() const { return global_rank_of(group_rank); }
+};
+
 class Backend {
  public:
   virtual ~Backend() = default;
@@ -55,8 +70,8 @@ class Backend {
   [[nodiscard]] virtual Allocator& communication_allocator() = 0;
   /// A group of some of this group's ranks. @collective called by exactly these ranks
   /// @error kTimeout, kPeerLost
-  [[nodiscard]] virtual Result<std::unique_ptr<Backend>> subgroup(
-      const std::string& group_name, const std::vector<int>& group_ranks, Deadline deadline) = 0;
+  [[nodiscard]] virtual Result<std::unique_ptr<Backend>> subgroup(GroupMembers members,
+                                                                  Deadline deadline) = 0;
 };
 
 }  // namespace muster

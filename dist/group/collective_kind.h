@@ -1,6 +1,7 @@
 #pragma once
 /// The operations a process group knows, and how values are reduced.
 
+#include <cstddef>
 #include <cstdint>
 #include <string_view>
 
@@ -19,6 +20,7 @@ enum class CollectiveKind : uint8_t {
   kRecv,
   kBarrier,
 };
+inline constexpr size_t kNumCollectiveKinds = 11;
 
 /// kAvg takes floating tensors only; kBand, kBor and kBxor take integers and bools only.
 enum class ReduceOp : uint8_t { kSum, kAvg, kProduct, kMin, kMax, kBand, kBor, kBxor };

@@ -8,7 +8,6 @@
 
 namespace muster {
 namespace {
-constexpr size_t kNumKinds = 11;
 constexpr size_t kShownOperations = 8;
 
 void check_tensor(CollectiveKind kind, const Tensor& tensor, const char* what) {
@@ -61,39 +60,13 @@ std::vector<Tensor> cut_rows(const Tensor& tensor, const std::vector<int64_t>& s
 }
 }  // namespace
 
-std::string_view to_string(CollectiveKind kind) noexcept {
-  constexpr std::string_view kNames[kNumKinds] = {
-      "all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "gather",
-      "scatter",    "all_to_all", "send",           "recv",      "barrier"};
-  return kNames[static_cast<size_t>(kind)];
-}
-
-std::string_view to_string(ReduceOp op) noexcept {
-  constexpr std::string_view kNames[] = {"sum", "avg",  "product", "min",
-                                         "max", "band", "bor",     "bxor"};
-  return kNames[static_cast<size_t>(op)];
-}
-
-std::string WorkDescriptor::describe() const {
-  std::string text =
-      fmt::format("{} #{} {}{}", to_string(kind), seq, dtype, to_string(Dims(sizes)));
-  if (kind == CollectiveKind::kBarrier) text = fmt::format("barrier #{}", seq);
-  if (kind == CollectiveKind::kAllReduce || kind == CollectiveKind::kReduceScatter ||
-      kind == CollectiveKind::kReduce) {
-    text += fmt::format(" {}", to_string(op));
-  }
-  if (peer != kNoPeer) text += fmt::format(" peer {}", peer);
-  if (!label.empty()) text += fmt::format(" for {}", label);
-  return text + fmt::format(" in group {} at {}:{}", group, file, line);
-}
-
 ProcessGroup::ProcessGroup(Options options, std::unique_ptr<Backend> backend)
     : options_(std::move(options)),
       backend_(std::move(backend)),
       name_hash_(hash_text(options_.name)),
       sent_(options_.global_ranks.size()),
       received_(options_.global_ranks.size()),
-      launched_(kNumKinds) {
+      launched_(kNumCollectiveKinds) {
   MUSTER_CHECK(group_rank() >= 0 && group_rank() < world_size(), ErrorCode::kInvalidArgument,
                "process group {}: group rank must be in [0, {}); got {}", name(), world_size(),
                group_rank());
@@ -370,13 +343,9 @@ void ProcessGroup::run(const WorkPtr& work) {
   throw error;
 }
 
-Result<std::unique_ptr<ProcessGroup>> ProcessGroup::subgroup(const std::string& name,
-                                                             const std::vector<int>& group_ranks,
-                                                             Deadline deadline) {
-  Options options = options_;
-  options.name = name;
-  options.global_ranks.clear();
-  options.group_rank = -1;
+Result<GroupMembers> ProcessGroup::members_of(const std::string& name,
+                                              const std::vector<int>& group_ranks) const {
+  GroupMembers members{.name = name, .identity = {}, .global_ranks = {}, .group_rank = -1};
   for (const int rank : group_ranks) {
     if (rank < 0 || rank >= world_size()) {
       return make_error(ErrorCode::kInvalidArgument,
@@ -388,15 +357,30 @@ Result<std::unique_ptr<ProcessGroup>> ProcessGroup::subgroup(const std::string& 
                         "subgroup {}: each rank may be named once; got [{}]", name,
                         fmt::join(group_ranks, ", "));
     }
-    if (rank == group_rank()) options.group_rank = static_cast<int>(options.global_ranks.size());
-    options.global_ranks.push_back(options_.global_ranks[static_cast<size_t>(rank)]);
+    if (rank == group_rank()) members.group_rank = members.size();
+    members.global_ranks.push_back(options_.global_ranks[static_cast<size_t>(rank)]);
   }
-  if (options.group_rank < 0) {
+  if (members.group_rank < 0) {
     return make_error(ErrorCode::kInvalidArgument,
                       "subgroup {}: only members call it; group rank {} is none of [{}]", name,
                       group_rank(), fmt::join(group_ranks, ", "));
   }
-  std::unique_ptr<Backend> backend = MUSTER_TRY(backend_->subgroup(name, group_ranks, deadline));
+  return members;
+}
+
+Result<std::unique_ptr<ProcessGroup>> ProcessGroup::subgroup(const std::string& name,
+                                                             const std::vector<int>& group_ranks,
+                                                             Deadline deadline) {
+  GroupMembers members = MUSTER_TRY(members_of(name, group_ranks));
+  // All members of it have opened groups of this name and these ranks equally often.
+  const std::string key = fmt::format("{}/{}", name, fmt::join(members.global_ranks, ","));
+  members.identity = fmt::format("{}/{}/{}", options_.identity, key, ++openings_[key]);
+  Options options = options_;
+  options.name = name;
+  options.identity = members.identity;
+  options.global_ranks = members.global_ranks;
+  options.group_rank = members.group_rank;
+  std::unique_ptr<Backend> backend = MUSTER_TRY(backend_->subgroup(std::move(members), deadline));
   return std::make_unique<ProcessGroup>(std::move(options), std::move(backend));
 }
 

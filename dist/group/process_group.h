@@ -6,6 +6,7 @@
 /// Ranks are group ranks throughout. One thread launches on a group at a time.
 
 #include <functional>
+#include <map>
 #include <memory>
 #include <source_location>
 #include <string>
@@ -27,7 +28,8 @@ struct SlowPeers {
 class ProcessGroup {
  public:
   struct Options {
-    std::string name = "world";  ///< unique in the job
+    std::string name = "world";      ///< for messages
+    std::string identity = "world";  ///< as the backend's GroupMembers::identity
     int group_rank = 0;
     std::vector<int> global_ranks;  ///< of all members, in group order
     Duration timeout = 30s;         ///< default deadline of run()
@@ -125,7 +127,7 @@ class ProcessGroup {
   void run(const WorkPtr& work);
 
   /// A group of some ranks (given as ranks of this group, in the new order), with its own
-  /// numbering.
+  /// numbering. Each call makes another group, also under the same name.
   /// @collective called by exactly these ranks @error kTimeout, kPeerLost
   Result<std::unique_ptr<ProcessGroup>> subgroup(const std::string& name,
                                                  const std::vector<int>& group_ranks,
@@ -143,6 +145,8 @@ class ProcessGroup {
                  std::vector<Tensor> inputs, const Tensor* agreed, uint64_t extra_contract,
                  bool async_op, const Site& site, std::string_view label = {});
   void check_peer(CollectiveKind kind, int peer) const;
+  [[nodiscard]] Result<GroupMembers> members_of(const std::string& name,
+                                                const std::vector<int>& group_ranks) const;
 
   Options options_;
   std::unique_ptr<Backend> backend_;
@@ -151,6 +155,7 @@ class ProcessGroup {
   uint64_t seq_ = 0;
   std::vector<uint64_t> sent_, received_;  // per peer
   std::vector<uint64_t> launched_;         // per kind
+  std::map<std::string, int> openings_;    // of subgroups, per name and members
 };
 
 }  // namespace muster

@@ -28,7 +28,7 @@ struct WorkDescriptor {
   ReduceOp op = ReduceOp::kSum;
   DType dtype = DType::kF32;
   int peer = kNoPeer;     ///< group rank of the root or of the other side; kNoPeer for none
-  std::string group;      ///< e.g. "tp.1"; unique in the job
+  std::string group;      ///< e.g. "tp.1"
   uint64_t seq = 0;       ///< position in this group's launch order, from 1; per pair for send/recv
   int64_t numel = 0;      ///< elements contributed by this rank (not bytes)
   DimVector sizes;        ///< of the tensor that all ranks must agree on

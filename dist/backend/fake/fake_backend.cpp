@@ -110,11 +110,8 @@ void FakeBackend::abort(const std::string& reason) {
   aborted_because_ = reason.empty() ? "no reason given" : reason;
 }
 
-Result<std::unique_ptr<Backend>> FakeBackend::subgroup(const std::string&,
-                                                       const std::vector<int>& group_ranks,
-                                                       Deadline) {
-  const auto at = std::find(group_ranks.begin(), group_ranks.end(), group_rank_);
-  return std::unique_ptr<Backend>(std::make_unique<FakeBackend>(
-      static_cast<int>(at - group_ranks.begin()), static_cast<int>(group_ranks.size())));
+Result<std::unique_ptr<Backend>> FakeBackend::subgroup(GroupMembers members, Deadline) {
+  return std::unique_ptr<Backend>(
+      std::make_unique<FakeBackend>(members.group_rank, members.size()));
 }
 }  // namespace muster

@@ -18,8 +18,7 @@ class FakeBackend final : public Backend {
   [[nodiscard]] std::shared_ptr<Work> launch(CollectiveRequest request) override;
   void abort(const std::string& reason) override;
   [[nodiscard]] Allocator& communication_allocator() override { return cpu_allocator(); }
-  [[nodiscard]] Result<std::unique_ptr<Backend>> subgroup(const std::string& group_name,
-                                                          const std::vector<int>& group_ranks,
+  [[nodiscard]] Result<std::unique_ptr<Backend>> subgroup(GroupMembers members,
                                                           Deadline deadline) override;
 
  private:

@@ -17,15 +17,9 @@ namespace muster {
 
 class GlooBackend final : public Backend {
  public:
-  struct Options {
-    std::string group_name = "world";
-    std::vector<int> global_ranks;  ///< of the members, in group order
-    int group_rank = 0;
-  };
-
   /// Opens a group over an open mesh. @collective all members @error kTimeout, kPeerLost
   static Result<std::unique_ptr<GlooBackend>> open(std::shared_ptr<wire::Mesh> mesh,
-                                                   Options options, Deadline deadline);
+                                                   GroupMembers members, Deadline deadline);
   /// The usual way: a mesh and its world group.
   static Result<std::unique_ptr<GlooBackend>> open_world(wire::MeshOptions options,
                                                          Deadline deadline);
@@ -38,8 +32,7 @@ class GlooBackend final : public Backend {
   [[nodiscard]] std::shared_ptr<Work> launch(CollectiveRequest request) override;
   void abort(const std::string& reason) override;
   [[nodiscard]] Allocator& communication_allocator() override { return cpu_allocator(); }
-  [[nodiscard]] Result<std::unique_ptr<Backend>> subgroup(const std::string& group_name,
-                                                          const std::vector<int>& group_ranks,
+  [[nodiscard]] Result<std::unique_ptr<Backend>> subgroup(GroupMembers members,
                                                           Deadline deadline) override;
 
   class Group;  // the state that pending works share

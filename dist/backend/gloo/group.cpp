@@ -37,10 +37,10 @@ Result<void> GlooWork::wait(Deadline deadline) {
 
 std::vector<int> GlooWork::late_ranks() const { return group_->late_ranks(*this); }
 
-GlooBackend::Group::Group(std::shared_ptr<wire::Channel> channel, Options options)
+GlooBackend::Group::Group(std::shared_ptr<wire::Channel> channel, GroupMembers members)
     : channel_(std::move(channel)),
-      options_(std::move(options)),
-      last_announced_(options_.global_ranks.size()) {}
+      members_(std::move(members)),
+      last_announced_(members_.global_ranks.size()) {}
 
 GlooBackend::Group::~Group() = default;
 
@@ -70,9 +70,9 @@ std::shared_ptr<Work> GlooBackend::Group::launch(CollectiveRequest request) {
     launch_receive(work);
   } else {
     for (int peer = 0; peer < size(); ++peer) {
-      if (peer == options_.group_rank) continue;
+      if (peer == members_.group_rank) continue;
       const auto at = static_cast<size_t>(peer);
-      channel_->send(options_.global_ranks[at], FrameKind::kContract, what.seq, said[at]);
+      channel_->send(members_.global_ranks[at], FrameKind::kContract, what.seq, said[at]);
     }
     const std::lock_guard lock(mutex_);
     const auto found = rounds_.find(what.seq);
@@ -90,13 +90,13 @@ std::vector<std::string> GlooBackend::Group::announcements(const GlooWork& work)
   const bool is_inline = wire::is_inline(request, size());
   std::vector<std::string> said(static_cast<size_t>(size()));
   for (int peer = 0; peer < size(); ++peer) {
-    if (peer == options_.group_rank) continue;
+    if (peer == members_.group_rank) continue;
     if (what.kind == CollectiveKind::kAllToAll) {
       head.pieces = {request.inputs[static_cast<size_t>(peer)].nbytes(),
                      request.outputs[static_cast<size_t>(peer)].nbytes()};
     }
     std::string payload = wire::to_bytes(head);
-    if (is_inline) payload += wire::inline_contribution(request, options_.group_rank, peer);
+    if (is_inline) payload += wire::inline_contribution(request, members_.group_rank, peer);
     said[static_cast<size_t>(peer)] = std::move(payload);
   }
   return said;
@@ -106,12 +106,12 @@ std::optional<Error> GlooBackend::Group::compare_locked(const GlooWork& work, in
                                                         const Announcement& theirs) const {
   WrittenDescriptor written;
   written.write(work.descriptor());
-  const ContractSide mine{written, name_of(options_.group_rank)};
+  const ContractSide mine{written, name_of(members_.group_rank)};
   const ContractSide other{theirs.descriptor, name_of(peer)};
-  std::optional<Error> diverged = compare_contracts(options_.group_name, size(), mine, other);
+  std::optional<Error> diverged = compare_contracts(members_.name, size(), mine, other);
   if (diverged || work.descriptor().kind != CollectiveKind::kAllToAll) return diverged;
   const auto at = static_cast<size_t>(peer);
-  return compare_pieces(options_.group_name, size(), mine, other,
+  return compare_pieces(members_.name, size(), mine, other,
                         {work.request_.inputs[at].nbytes(), work.request_.outputs[at].nbytes()},
                         theirs.pieces);
 }
@@ -146,14 +146,14 @@ void GlooBackend::Group::advance_locked(Round& round) {
       contributions.push_back(announced ? std::string_view(announced->inlined) : "");
       const auto nbytes = static_cast<int64_t>(contributions.back().size());
       const int64_t expected =
-          wire::expected_contribution_nbytes(work->request_, options_.group_rank, peer);
+          wire::expected_contribution_nbytes(work->request_, members_.group_rank, peer);
       if (announced && nbytes != expected) {
         return fail_locked(make_error(ErrorCode::kInternal, "{}: {} must give {} bytes; got {}",
                                       work->descriptor().describe(), name_of(peer), expected,
                                       nbytes));
       }
     }
-    wire::run_inline(work->request_, options_.group_rank, contributions);
+    wire::run_inline(work->request_, members_.group_rank, contributions);
     return finish_locked(work, std::nullopt);
   }
   round.is_agreed = true;
@@ -196,9 +196,8 @@ void GlooBackend::Group::post_notice(const Error& error) {
   if (std::exchange(is_noticed_, true)) return;
   const std::string payload =
       wire::to_bytes(static_cast<uint32_t>(error.code())) + error.message().substr(0, 4096);
-  for (const int rank : options_.global_ranks) {
-    if (rank != options_.global_ranks[static_cast<size_t>(options_.group_rank)])
-      channel_->send(rank, FrameKind::kNotice, 0, payload);
+  for (const int rank : members_.global_ranks) {
+    if (rank != members_.own_global_rank()) channel_->send(rank, FrameKind::kNotice, 0, payload);
   }
 }
 
@@ -221,7 +220,7 @@ void GlooBackend::Group::on_frame(int peer, const FrameHeader& header, const std
                          : code == ErrorCode::kTimeout  ? "gave up waiting"
                                                         : "aborted it";
       return fail_locked(
-          make_error(code, "group {}: {} {}: {}", options_.group_name, name_of(rank), what, text));
+          make_error(code, "group {}: {} {}: {}", members_.name, name_of(rank), what, text));
     }
     if (header.kind == FrameKind::kContract) {
       const auto head = wire::from_bytes<AnnouncementHead>(payload.data());
@@ -279,8 +278,8 @@ bool GlooBackend::Group::wait(const GlooWork& work, Deadline deadline) {
 void GlooBackend::Group::abort(const std::string& reason) {
   const std::lock_guard lock(mutex_);
   if (!failure_) post_notice(Error(ErrorCode::kAborted, reason));
-  fail_locked(make_error(ErrorCode::kAborted, "group {}: aborted on {}: {}", options_.group_name,
-                         name_of(options_.group_rank), reason));
+  fail_locked(make_error(ErrorCode::kAborted, "group {}: aborted on {}: {}", members_.name,
+                         name_of(members_.group_rank), reason));
 }
 
 void GlooBackend::Group::close() {
@@ -290,8 +289,7 @@ void GlooBackend::Group::close() {
     const bool left_a_timeout = timed_out_seq_ != 0 && rounds_.contains(timed_out_seq_);
     if (left_a_timeout && !failure_) post_notice(Error(ErrorCode::kTimeout, timed_out_why_));
     fail_locked(make_error(ErrorCode::kAborted,
-                           "group {}: it was closed with this operation pending",
-                           options_.group_name));
+                           "group {}: it was closed with this operation pending", members_.name));
     is_stopping_ = true;
     changed_.notify_all();
   }
@@ -304,9 +302,9 @@ void GlooBackend::Group::close() {
 void GlooBackend::Group::run() {
   wire::Lane lane{
       .channel = *channel_,
-      .gloo = wire::make_gloo_context(*channel_, options_.group_rank, options_.global_ranks),
-      .group_rank = options_.group_rank,
-      .global_ranks = options_.global_ranks,
+      .gloo = wire::make_gloo_context(*channel_, members_.group_rank, members_.global_ranks),
+      .group_rank = members_.group_rank,
+      .global_ranks = members_.global_ranks,
       .scratch = {}};
   std::unique_lock lock(mutex_);
   while (true) {
@@ -342,12 +340,11 @@ void GlooBackend::Group::run() {
 }
 
 std::string GlooBackend::Group::name_of(int group_rank) const {
-  return fmt::format("group rank {} (global {})", group_rank,
-                     options_.global_ranks[static_cast<size_t>(group_rank)]);
+  return fmt::format("group rank {} (global {})", group_rank, members_.global_rank_of(group_rank));
 }
 
 int GlooBackend::Group::group_rank_of(int global_rank) const {
-  const auto& ranks = options_.global_ranks;
+  const auto& ranks = members_.global_ranks;
   const auto at = std::find(ranks.begin(), ranks.end(), global_rank);
   return at == ranks.end() ? -1 : static_cast<int>(at - ranks.begin());
 }

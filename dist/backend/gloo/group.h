@@ -45,14 +45,14 @@ class GlooWork final : public Work {
 class GlooBackend::Group final : public wire::ChannelListener,
                                  public std::enable_shared_from_this<Group> {
  public:
-  Group(std::shared_ptr<wire::Channel> channel, Options options);
+  Group(std::shared_ptr<wire::Channel> channel, GroupMembers members);
   ~Group() override;
   Group(const Group&) = delete;
   Group& operator=(const Group&) = delete;
 
-  [[nodiscard]] const Options& options() const noexcept { return options_; }
+  [[nodiscard]] const GroupMembers& members() const noexcept { return members_; }
   [[nodiscard]] wire::Channel& channel() noexcept { return *channel_; }
-  [[nodiscard]] int size() const noexcept { return static_cast<int>(options_.global_ranks.size()); }
+  [[nodiscard]] int size() const noexcept { return members_.size(); }
 
   std::shared_ptr<Work> launch(CollectiveRequest request);
   /// False when the deadline passed first.
@@ -119,7 +119,7 @@ class GlooBackend::Group final : public wire::ChannelListener,
                                  const wire::PeerEnd& end) const;
 
   const std::shared_ptr<wire::Channel> channel_;
-  const Options options_;
+  const GroupMembers members_;
 
   std::mutex mutex_;
   std::condition_variable changed_;

@@ -20,7 +20,7 @@ std::vector<int> GlooBackend::Group::late_ranks(const GlooWork& work) {
   std::vector<int> late;
   if (is_pair(what.kind) || found == rounds_.end() || found->second.is_agreed) return late;
   for (int peer = 0; peer < size(); ++peer) {
-    if (peer != options_.group_rank && !found->second.announced[static_cast<size_t>(peer)])
+    if (peer != members_.group_rank && !found->second.announced[static_cast<size_t>(peer)])
       late.push_back(peer);
   }
   return late;
@@ -33,8 +33,7 @@ std::string GlooBackend::Group::describe_late(const GlooWork& work) {
   if (late.empty()) return "\n  all ranks have arrived; its data is on the way";
   std::string text;
   for (const int peer : late) {
-    const std::string place =
-        channel_->mesh().where_it_waits(options_.global_ranks[static_cast<size_t>(peer)]);
+    const std::string place = channel_->mesh().where_it_waits(members_.global_rank_of(peer));
     const std::lock_guard lock(mutex_);
     text += fmt::format("\n  {} has not arrived; its last is #{}{}{}", name_of(peer),
                         last_announced_[static_cast<size_t>(peer)],
@@ -49,7 +48,7 @@ std::string GlooBackend::Group::where_it_waits(int peer) {
   const std::lock_guard lock(mutex_);
   for (const auto& [seq, round] : rounds_) {
     const std::optional<Announcement>& theirs = round.announced[static_cast<size_t>(rank)];
-    if (theirs && !round.work) return theirs->descriptor.describe(options_.group_name);
+    if (theirs && !round.work) return theirs->descriptor.describe(members_.name);
   }
   return {};
 }

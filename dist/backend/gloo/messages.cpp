@@ -13,7 +13,7 @@ uint64_t slot_of(uint64_t seq) { return uint64_t{0xf1} << 56 | seq; }
 // A send is buffered: the bytes are ours before it returns.
 void GlooBackend::Group::launch_send(const WorkRef& work) {
   const WorkDescriptor& what = work->descriptor();
-  const int peer = options_.global_ranks[static_cast<size_t>(what.peer)];
+  const int peer = members_.global_rank_of(what.peer);
   {
     const std::lock_guard lock(mutex_);
     const auto gone = gone_.find(what.peer);
@@ -99,9 +99,8 @@ void GlooBackend::Group::start_large_receive(const WorkRef& work) {
       group->receivers_.erase({done.peer, done.seq});
       group->finish_locked(received, std::nullopt);
     };
-    transfer =
-        std::make_shared<wire::Transfer>(options_.global_ranks[static_cast<size_t>(what.peer)],
-                                         output.data_ptr(), output.nbytes(), on_done);
+    transfer = std::make_shared<wire::Transfer>(members_.global_rank_of(what.peer),
+                                                output.data_ptr(), output.nbytes(), on_done);
     work->arriving_ = transfer;
   }
   channel_->post_receive(slot_of(what.seq), transfer);

@@ -84,15 +84,14 @@ Result<std::unique_ptr<NcclBackend>> NcclBackend::open_world(Options options, De
   MUSTER_TRY(exchange_readiness(options, device, deadline));
   AgreedGroup::Options world;
   world.store = std::move(options.store);
-  world.group_rank = options.global_rank;
-  for (int rank = 0; rank < options.world_size; ++rank) world.global_ranks.push_back(rank);
+  world.members = GroupMembers::world(options.global_rank, options.world_size);
   return std::unique_ptr<NcclBackend>(new NcclBackend(
       MUSTER_TRY(open_group(std::move(world), device.value(), deadline)), device.value()));
 }
 
 void NcclBackend::check(const CollectiveRequest& request) const {
   const std::optional<Error> refused = nccl::refusal(
-      request, {DeviceType::kCuda, static_cast<int8_t>(device_)}, group_->options().group_rank);
+      request, {DeviceType::kCuda, static_cast<int8_t>(device_)}, group_->members().group_rank);
   if (refused) throw *refused;
 }
 
@@ -104,11 +103,9 @@ void NcclBackend::abort(const std::string& reason) { group_->abort(reason); }
 
 Allocator& NcclBackend::communication_allocator() { return cuda::allocator(device_); }
 
-Result<std::unique_ptr<Backend>> NcclBackend::subgroup(const std::string& group_name,
-                                                       const std::vector<int>& group_ranks,
-                                                       Deadline deadline) {
+Result<std::unique_ptr<Backend>> NcclBackend::subgroup(GroupMembers members, Deadline deadline) {
   return std::unique_ptr<Backend>(new NcclBackend(
-      MUSTER_TRY(open_group(group_->subgroup_options(group_name, group_ranks), device_, deadline)),
+      MUSTER_TRY(open_group(group_->subgroup_options(std::move(members)), device_, deadline)),
       device_));
 }
 }  // namespace muster

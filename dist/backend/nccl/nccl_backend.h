@@ -40,8 +40,7 @@ class NcclBackend final : public Backend {
   void abort(const std::string& reason) override;
   /// Memory of the rank's device.
   [[nodiscard]] Allocator& communication_allocator() override;
-  [[nodiscard]] Result<std::unique_ptr<Backend>> subgroup(const std::string& group_name,
-                                                          const std::vector<int>& group_ranks,
+  [[nodiscard]] Result<std::unique_ptr<Backend>> subgroup(GroupMembers members,
                                                           Deadline deadline) override;
 
  private:

@@ -113,11 +113,6 @@ void Context::keep(std::vector<Tensor> tensors) {
   for (Tensor& tensor : tensors) kept_.push_back(std::move(tensor));
 }
 
-int Context::count_opening(const std::string& group_name, const std::vector<int>& members) {
-  const std::lock_guard lock(openings_mutex_);
-  return ++openings_[{group_name, members}];
-}
-
 void Context::add_observer(const void* owner, Observer observer) {
   const std::lock_guard lock(observers_mutex_);
   observers_[owner] = std::move(observer);

@@ -64,10 +64,6 @@ class Context {
   /// @thread any
   void keep(std::vector<Tensor> tensors);
 
-  /// Which time it is that this rank opens a group of this name and these members, from 1.
-  /// @thread any
-  [[nodiscard]] int count_opening(const std::string& group_name, const std::vector<int>& members);
-
   /// A group's answer to where a rank waits for this one, if it does; nothing if not.
   using Observer = std::function<std::string(int global_rank)>;
   /// `owner` names the observer to remove_observer(), which returns when none of its calls runs.
@@ -98,8 +94,6 @@ class Context {
   int spin_rounds_ = 0;
   std::mutex observers_mutex_;
   std::map<const void*, Observer> observers_;  // guarded by observers_mutex_
-  std::mutex openings_mutex_;
-  std::map<std::pair<std::string, std::vector<int>>, int> openings_;  // guarded by openings_mutex_
   std::mutex kept_mutex_;
   std::vector<Tensor> kept_;  // guarded by kept_mutex_; goes before the arena
 };

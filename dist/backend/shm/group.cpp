@@ -6,14 +6,14 @@
 
 namespace muster {
 
-ShmBackend::Group::Group(std::shared_ptr<shm::Context> context_in, Options options_in)
+ShmBackend::Group::Group(std::shared_ptr<shm::Context> context_in, GroupMembers members_in)
     : context(std::move(context_in)),
-      options(std::move(options_in)),
-      lanes_(1 + 2 * options.global_ranks.size()) {}
+      members(std::move(members_in)),
+      lanes_(1 + 2 * members.global_ranks.size()) {}
 
 ShmBackend::Group::~Group() {
   for (int peer = 0; peer < static_cast<int>(blocks.size()); ++peer) {
-    const shm::Clock& taken = shm::taken(block(peer), size(), options.group_rank);
+    const shm::Clock& taken = shm::taken(block(peer), size(), members.group_rank);
     const uint32_t read = taken.ticks.load(std::memory_order_acquire);
     for (const SentMessage& message : unread[static_cast<size_t>(peer)]) {
       // What a peer has not read yet stays for it: a send outlives its group.
@@ -43,7 +43,7 @@ void ShmBackend::Group::close() {
   context->remove_observer(this);
   if (const std::optional<Error> timeout = timeout_left_behind()) post_notice(*timeout);
   fail(make_error(ErrorCode::kAborted, "group {}: it was closed with this operation pending",
-                  options.group_name));
+                  members.name));
   is_aborted = true;
   {
     const std::lock_guard lock(mutex_);
@@ -134,8 +134,8 @@ std::optional<Error> ShmBackend::Group::failure() const {
 }
 
 void ShmBackend::Group::abort(const std::string& reason) {
-  fail(make_error(ErrorCode::kAborted, "group {}: aborted on {}: {}", options.group_name,
-                  name_of(options.group_rank), reason));
+  fail(make_error(ErrorCode::kAborted, "group {}: aborted on {}: {}", members.name,
+                  name_of(members.group_rank), reason));
   is_aborted = true;
   post_notice(Error(ErrorCode::kAborted, reason));
   changed_.notify_all();
@@ -155,9 +155,9 @@ void ShmBackend::Group::post_notice(const Error& error) {
   // Peers wait for our clock, we wait for theirs: wake both sides so that the flags are seen now.
   for (shm::ControlBlock* block : blocks) shm::Context::wake(block->clock);
   for (int peer = 0; peer < size(); ++peer) {
-    shm::Context::wake(shm::outbox(block(peer), options.group_rank).sent);
+    shm::Context::wake(shm::outbox(block(peer), members.group_rank).sent);
     shm::Context::wake(shm::outbox(own, peer).sent);
-    shm::Context::wake(shm::taken(block(peer), size(), options.group_rank));
+    shm::Context::wake(shm::taken(block(peer), size(), members.group_rank));
     shm::Context::wake(shm::taken(own, size(), peer));
   }
 }
@@ -180,20 +180,19 @@ Error ShmBackend::Group::read_notice(int peer, const WorkDescriptor& what) const
 }
 
 std::string ShmBackend::Group::where_it_waits(int global_rank) const {
-  const auto& ranks = options.global_ranks;
+  const auto& ranks = members.global_ranks;
   const auto at = std::find(ranks.begin(), ranks.end(), global_rank);
-  if (at == ranks.end() || global_rank == ranks[static_cast<size_t>(options.group_rank)]) return {};
+  if (at == ranks.end() || global_rank == ranks[static_cast<size_t>(members.group_rank)]) return {};
   shm::ControlBlock& theirs = block(static_cast<int>(at - ranks.begin()));
   const uint32_t ticks = theirs.clock.ticks.load(std::memory_order_acquire);
   const uint32_t own = own_block().clock.ticks.load(std::memory_order_acquire);
   const bool has_arrived = ticks % 2 == 1;
   if (!has_arrived || static_cast<int32_t>(own - ticks) >= 0) return {};
   // It cannot come to its next operation before this rank came to this one.
-  return theirs.announcements[(ticks + 1) / 2 % 2].descriptor.describe(options.group_name);
+  return theirs.announcements[(ticks + 1) / 2 % 2].descriptor.describe(members.name);
 }
 
 std::string ShmBackend::Group::name_of(int group_rank) const {
-  return fmt::format("group rank {} (global {})", group_rank,
-                     options.global_ranks[static_cast<size_t>(group_rank)]);
+  return fmt::format("group rank {} (global {})", group_rank, members.global_rank_of(group_rank));
 }
 }  // namespace muster

@@ -27,19 +27,19 @@ struct ShmLane {
 
 class ShmBackend::Group {
  public:
-  Group(std::shared_ptr<shm::Context> context_in, Options options_in);
+  Group(std::shared_ptr<shm::Context> context_in, GroupMembers members_in);
   ~Group();
   Group(const Group&) = delete;
   Group& operator=(const Group&) = delete;
 
-  [[nodiscard]] int size() const noexcept { return static_cast<int>(options.global_ranks.size()); }
+  [[nodiscard]] int size() const noexcept { return members.size(); }
   [[nodiscard]] const shm::Peer& peer(int group_rank) const {
-    return context->peer(options.global_ranks[static_cast<size_t>(group_rank)]);
+    return context->peer(members.global_rank_of(group_rank));
   }
   [[nodiscard]] shm::ControlBlock& block(int group_rank) const {
     return *blocks[static_cast<size_t>(group_rank)];
   }
-  [[nodiscard]] shm::ControlBlock& own_block() const { return block(options.group_rank); }
+  [[nodiscard]] shm::ControlBlock& own_block() const { return block(members.group_rank); }
 
   /// Runs the lane of `work` until it is done or the deadline passes; false on the deadline.
   bool drive(ShmWork& work, Deadline deadline);
@@ -67,7 +67,7 @@ class ShmBackend::Group {
   [[nodiscard]] std::string name_of(int group_rank) const;
 
   std::shared_ptr<shm::Context> context;
-  Options options;
+  GroupMembers members;
   std::vector<shm::ControlBlock*> blocks;  ///< by group rank; own_block() is ours to write
   int64_t own_block_nbytes = 0;
   std::atomic<bool> is_aborted{false};

@@ -8,17 +8,15 @@
 
 namespace muster {
 namespace {
-// Where the members of one group tell each other their blocks: a name may serve several groups.
-std::string blocks_key(shm::Context& context, const ShmBackend::Options& group) {
-  return fmt::format("{}/group/{}/{}/{}", context.options().key_prefix, group.group_name,
-                     fmt::join(group.global_ranks, ","),
-                     context.count_opening(group.group_name, group.global_ranks));
+// Where the members of one group tell each other their blocks.
+std::string blocks_key(const shm::Context& context, const GroupMembers& group) {
+  return fmt::format("{}/group/{}", context.options().key_prefix, group.identity);
 }
 }  // namespace
 
 Result<std::unique_ptr<ShmBackend>> ShmBackend::open(std::shared_ptr<shm::Context> context,
-                                                     Options options, Deadline deadline) {
-  auto group = std::make_shared<Group>(std::move(context), std::move(options));
+                                                     GroupMembers members, Deadline deadline) {
+  auto group = std::make_shared<Group>(std::move(context), std::move(members));
   const int size = group->size();
   const int64_t nbytes = shm::control_nbytes(size);
   SharedArena& arena = group->context->arena();
@@ -31,8 +29,8 @@ Result<std::unique_ptr<ShmBackend>> ShmBackend::open(std::shared_ptr<shm::Contex
   }
   group->own_block_nbytes = nbytes;
   group->unread.resize(static_cast<size_t>(size));
-  const std::string key = blocks_key(*group->context, group->options);
-  const int own_rank = group->options.group_rank;
+  const std::string key = blocks_key(*group->context, group->members);
+  const int own_rank = group->members.group_rank;
   MUSTER_TRY(group->context->store().set(fmt::format("{}/{}", key, own_rank),
                                          std::to_string(arena.offset_of(memory))));
   for (int peer = 0; peer < size; ++peer) {
@@ -42,7 +40,7 @@ Result<std::unique_ptr<ShmBackend>> ShmBackend::open(std::shared_ptr<shm::Contex
     }
     const std::string offset =
         MUSTER_TRY(group->context->store().get(fmt::format("{}/{}", key, peer), deadline),
-                   fmt::format("while opening group {}", group->options.group_name));
+                   fmt::format("while opening group {}", group->members.name));
     std::byte* at = group->peer(peer).arena->at(std::stoll(offset), nbytes);
     group->blocks.push_back(reinterpret_cast<shm::ControlBlock*>(at));
   }
@@ -53,9 +51,7 @@ Result<std::unique_ptr<ShmBackend>> ShmBackend::open(std::shared_ptr<shm::Contex
 
 Result<std::unique_ptr<ShmBackend>> ShmBackend::open_world(shm::Context::Options options,
                                                            Deadline deadline) {
-  Options world;
-  world.group_rank = options.global_rank;
-  for (int rank = 0; rank < options.world_size; ++rank) world.global_ranks.push_back(rank);
+  GroupMembers world = GroupMembers::world(options.global_rank, options.world_size);
   std::shared_ptr<shm::Context> context =
       MUSTER_TRY(shm::Context::open(std::move(options), deadline));
   return open(std::move(context), std::move(world), deadline);
@@ -78,15 +74,7 @@ void ShmBackend::abort(const std::string& reason) { group_->abort(reason); }
 
 Allocator& ShmBackend::communication_allocator() { return group_->context->arena(); }
 
-Result<std::unique_ptr<Backend>> ShmBackend::subgroup(const std::string& group_name,
-                                                      const std::vector<int>& group_ranks,
-                                                      Deadline deadline) {
-  Options options{.group_name = group_name, .global_ranks = {}, .group_rank = -1};
-  for (size_t i = 0; i < group_ranks.size(); ++i) {
-    if (group_ranks[i] == group_->options.group_rank) options.group_rank = static_cast<int>(i);
-    options.global_ranks.push_back(
-        group_->options.global_ranks[static_cast<size_t>(group_ranks[i])]);
-  }
-  return std::unique_ptr<Backend>(MUSTER_TRY(open(group_->context, std::move(options), deadline)));
+Result<std::unique_ptr<Backend>> ShmBackend::subgroup(GroupMembers members, Deadline deadline) {
+  return std::unique_ptr<Backend>(MUSTER_TRY(open(group_->context, std::move(members), deadline)));
 }
 }  // namespace muster

@@ -15,16 +15,10 @@ namespace muster {
 
 class ShmBackend final : public Backend {
  public:
-  struct Options {
-    std::string group_name = "world";
-    std::vector<int> global_ranks;  ///< of the members, in group order
-    int group_rank = 0;
-  };
-
   /// Opens a group over an open context; exchanges the places of control blocks through the store.
   /// @collective all members @error kTimeout, kPeerLost
   static Result<std::unique_ptr<ShmBackend>> open(std::shared_ptr<shm::Context> context,
-                                                  Options options, Deadline deadline);
+                                                  GroupMembers members, Deadline deadline);
   /// The usual way: a context and its world group.
   static Result<std::unique_ptr<ShmBackend>> open_world(shm::Context::Options options,
                                                         Deadline deadline);
@@ -37,8 +31,7 @@ class ShmBackend final : public Backend {
   [[nodiscard]] std::shared_ptr<Work> launch(CollectiveRequest request) override;
   void abort(const std::string& reason) override;
   [[nodiscard]] Allocator& communication_allocator() override;
-  [[nodiscard]] Result<std::unique_ptr<Backend>> subgroup(const std::string& group_name,
-                                                          const std::vector<int>& group_ranks,
+  [[nodiscard]] Result<std::unique_ptr<Backend>> subgroup(GroupMembers members,
                                                           Deadline deadline) override;
 
   class Group;  // the state that pending works share

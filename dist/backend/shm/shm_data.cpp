@@ -35,7 +35,7 @@ void ShmWork::act_all_reduce() {
   }
   // Each rank owns one stretch, reduces it from all and writes it to all; nobody else touches it.
   const int64_t each = (count + group_->size() - 1) / group_->size();
-  const int64_t begin = std::min(count, each * group_->options.group_rank);
+  const int64_t begin = std::min(count, each * group_->members.group_rank);
   const int64_t end = std::min(count, begin + each);
   constexpr int64_t kTile = 4096;
   alignas(64) std::byte tile[kTile * 8];
@@ -73,7 +73,7 @@ void ShmWork::act_gather() {
 
 void ShmWork::act_all_to_all() {
   const int size = group_->size();
-  const int own = group_->options.group_rank;
+  const int own = group_->members.group_rank;
   for (int peer = 0; peer < size; ++peer) {
     const Tensor& output = request_.outputs[static_cast<size_t>(peer)];
     const Tensor& input = request_.inputs[static_cast<size_t>(peer)];
@@ -85,7 +85,7 @@ void ShmWork::act_all_to_all() {
     mine.write(descriptor());
     const Announcement& slot = group_->block(peer).announcements[descriptor().seq % 2];
     std::optional<Error> diverged =
-        compare_pieces(group_->options.group_name, size, {mine, group_->name_of(own)},
+        compare_pieces(group_->members.name, size, {mine, group_->name_of(own)},
                        {slot.descriptor, group_->name_of(peer)}, {input.nbytes(), output.nbytes()},
                        {sends[own], expects[own]});
     if (diverged) throw std::move(*diverged);
@@ -96,7 +96,7 @@ void ShmWork::act_all_to_all() {
 }
 
 void ShmWork::act() {
-  const int own = group_->options.group_rank;
+  const int own = group_->members.group_rank;
   const bool is_root = own == request_.root;
   const auto size = static_cast<size_t>(group_->size());
   switch (descriptor().kind) {

@@ -4,7 +4,7 @@
 
 namespace muster {
 bool ShmWork::execute_send(Deadline deadline) {
-  const int own = group_->options.group_rank;
+  const int own = group_->members.group_rank;
   const int peer = request_.root;
   const auto seq = static_cast<uint32_t>(descriptor().seq);
   shm::Clock& taken = shm::taken(group_->block(peer), group_->size(), own);
@@ -37,7 +37,7 @@ bool ShmWork::execute_send(Deadline deadline) {
 }
 
 bool ShmWork::execute_recv(Deadline deadline) {
-  const int own = group_->options.group_rank;
+  const int own = group_->members.group_rank;
   const int peer = request_.root;
   const auto seq = static_cast<uint32_t>(descriptor().seq);
   shm::Outbox& box = shm::outbox(group_->block(peer), own);

@@ -50,7 +50,7 @@ Result<void> ShmWork::wait(Deadline deadline) {
     for (const int peer : late_ranks()) {
       const uint32_t ticks = group_->block(peer).clock.ticks.load(std::memory_order_acquire);
       const std::string place =
-          group_->context->where_it_waits(group_->options.global_ranks[static_cast<size_t>(peer)]);
+          group_->context->where_it_waits(group_->members.global_rank_of(peer));
       late += fmt::format("\n  {} has not arrived; its last is #{}{}{}", group_->name_of(peer),
                           ticks / 2, place.empty() ? "" : "; it waits for this rank in ", place);
     }
@@ -71,7 +71,7 @@ std::vector<int> ShmWork::late_ranks() const {
   std::vector<int> late;
   for (int peer = 0; peer < group_->size(); ++peer) {
     const uint32_t ticks = group_->block(peer).clock.ticks.load(std::memory_order_acquire);
-    if (peer != group_->options.group_rank && ticks + 1 < 2 * descriptor().seq)
+    if (peer != group_->members.group_rank && ticks + 1 < 2 * descriptor().seq)
       late.push_back(peer);
   }
   return late;
@@ -160,7 +160,7 @@ bool ShmWork::await_peer(int peer, shm::Clock& clock, uint32_t target, Deadline 
 std::optional<Error> ShmWork::fault_of_others(int awaited) const {
   std::vector<int> others, ended;
   for (int peer = 0; peer < group_->size(); ++peer) {
-    if (peer == awaited || peer == group_->options.group_rank) continue;
+    if (peer == awaited || peer == group_->members.group_rank) continue;
     others.push_back(peer);
     if (Context::has_ended(group_->peer(peer))) ended.push_back(peer);
   }
@@ -194,8 +194,8 @@ Error ShmWork::lost_error(int peer) const {
 std::optional<Error> ShmWork::compare_contract(int peer, const WrittenDescriptor& theirs) const {
   WrittenDescriptor mine;
   mine.write(descriptor());
-  return compare_contracts(group_->options.group_name, group_->size(),
-                           {mine, group_->name_of(group_->options.group_rank)},
+  return compare_contracts(group_->members.name, group_->size(),
+                           {mine, group_->name_of(group_->members.group_rank)},
                            {theirs, group_->name_of(peer)});
 }
 
@@ -224,7 +224,7 @@ void ShmWork::announce() {
   slot.descriptor.write(descriptor());
   slot.input_offset = slot.output_offset = -1;
   const CollectiveKind kind = descriptor().kind;
-  const bool contributes = !reads_root_only(kind) || request_.root == group_->options.group_rank;
+  const bool contributes = !reads_root_only(kind) || request_.root == group_->members.group_rank;
   if (kind == CollectiveKind::kAllToAll) {
     const int64_t table = 2 * group_->size() * static_cast<int64_t>(sizeof(int64_t));
     std::byte* at = stage(table + payload_nbytes());
@@ -256,7 +256,7 @@ void ShmWork::announce() {
 }
 
 bool ShmWork::must_leave_after(int peer) const {
-  const int own = group_->options.group_rank;
+  const int own = group_->members.group_rank;
   if (is_inline_) return false;
   if (reads_root_only(descriptor().kind)) return own == request_.root;
   if (root_reads_all(descriptor().kind)) return peer == request_.root;
@@ -264,7 +264,7 @@ bool ShmWork::must_leave_after(int peer) const {
 }
 
 bool ShmWork::execute_collective(Deadline deadline) {
-  const int own = group_->options.group_rank;
+  const int own = group_->members.group_rank;
   const auto arrived = static_cast<uint32_t>(2 * descriptor().seq - 1);
   bool finished = false;
   if (stage_ == Stage::kNew) {

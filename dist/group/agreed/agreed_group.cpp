@@ -63,29 +63,15 @@ AgreedGroup::AgreedGroup(Options options, std::shared_ptr<LaneDevice> device)
 
 AgreedGroup::~AgreedGroup() = default;
 
-AgreedGroup::Options AgreedGroup::subgroup_options(const std::string& group_name,
-                                                   const std::vector<int>& group_ranks) {
+AgreedGroup::Options AgreedGroup::subgroup_options(GroupMembers members) const {
   Options chosen = options_;
-  chosen.group_name = group_name;
-  chosen.global_ranks.clear();
-  chosen.group_rank = -1;
-  for (size_t i = 0; i < group_ranks.size(); ++i) {
-    if (group_ranks[i] == options_.group_rank) chosen.group_rank = static_cast<int>(i);
-    chosen.global_ranks.push_back(options_.global_ranks[static_cast<size_t>(group_ranks[i])]);
-  }
-  int opening = 0;
-  {
-    const std::lock_guard lock(mutex_);
-    opening = ++openings_[{group_name, chosen.global_ranks}];
-  }
-  chosen.identity = fmt::format("{}/{}/{}/{}", options_.identity, group_name,
-                                fmt::join(chosen.global_ranks, ","), opening);
+  chosen.members = std::move(members);
   return chosen;
 }
 
 AgreedGroup::LaneKey AgreedGroup::key_of(const WorkDescriptor& what) const {
-  if (what.kind == CollectiveKind::kSend) return {options_.group_rank, what.peer};
-  if (what.kind == CollectiveKind::kRecv) return {what.peer, options_.group_rank};
+  if (what.kind == CollectiveKind::kSend) return {options_.members.group_rank, what.peer};
+  if (what.kind == CollectiveKind::kRecv) return {what.peer, options_.members.group_rank};
   return {kNoPeer, kNoPeer};
 }
 
@@ -93,17 +79,17 @@ LaneMembers AgreedGroup::members_of(const LaneKey& key) const {
   LaneMembers lane;
   std::vector<int> ranks{key.first, key.second};
   const std::string way = fmt::format(" {}->{}", key.first, key.second);
-  lane.name = options_.group_name + way;
-  lane.identity = options_.identity + way;
+  lane.name = options_.members.name + way;
+  lane.identity = options_.members.identity + way;
   if (key.first == kNoPeer) {
     ranks.clear();
     for (int rank = 0; rank < size(); ++rank) ranks.push_back(rank);
-    lane.name = options_.group_name;
-    lane.identity = options_.identity;
+    lane.name = options_.members.name;
+    lane.identity = options_.members.identity;
   }
   for (const int rank : ranks) {
-    if (rank == options_.group_rank) lane.own = static_cast<int>(lane.members.size());
-    lane.members.push_back({rank, options_.global_ranks[static_cast<size_t>(rank)]});
+    if (rank == options_.members.group_rank) lane.own = static_cast<int>(lane.members.size());
+    lane.members.push_back({rank, options_.members.global_rank_of(rank)});
   }
   lane.store = std::make_shared<PrefixStore>(options_.store, "agreed/" + lane.identity);
   return lane;
@@ -113,12 +99,12 @@ std::shared_ptr<StoreAgreement> AgreedGroup::agreement_locked(const LaneKey& key
   std::shared_ptr<StoreAgreement>& agreement = agreements_[key];
   if (!agreement) {
     LaneMembers lane = members_of(key);
-    agreement =
-        std::make_shared<StoreAgreement>(StoreAgreement::Options{.store = std::move(lane.store),
-                                                                 .group_name = options_.group_name,
-                                                                 .group_size = size(),
-                                                                 .members = std::move(lane.members),
-                                                                 .own = lane.own});
+    agreement = std::make_shared<StoreAgreement>(
+        StoreAgreement::Options{.store = std::move(lane.store),
+                                .group_name = options_.members.name,
+                                .group_size = size(),
+                                .members = std::move(lane.members),
+                                .own = lane.own});
   }
   return agreement;
 }
@@ -145,11 +131,11 @@ Result<void> AgreedGroup::open(Deadline deadline) {
   if (deadline.passed()) {
     connected = make_error(ErrorCode::kTimeout,
                            "group {}: the deadline passed before all of {} ranks were connected",
-                           options_.group_name, size());
+                           options_.members.name, size());
   }
   fail(connected.error());
   const std::lock_guard lock(mutex_);
-  return Error(*failure_).add_context(fmt::format("while opening group {}", options_.group_name));
+  return Error(*failure_).add_context(fmt::format("while opening group {}", options_.members.name));
 }
 
 std::shared_ptr<Work> AgreedGroup::launch(CollectiveRequest request) {
@@ -224,8 +210,8 @@ std::string AgreedGroup::describe_pending(const AgreedWork& work) {
 
 void AgreedGroup::abort(const std::string& reason) {
   fail(make_error(ErrorCode::kAborted, "group {}: aborted on group rank {} (global {}): {}",
-                  options_.group_name, options_.group_rank,
-                  options_.global_ranks[static_cast<size_t>(options_.group_rank)], reason));
+                  options_.members.name, options_.members.group_rank,
+                  options_.members.own_global_rank(), reason));
 }
 
 void AgreedGroup::fail(const Error& error) {
@@ -244,9 +230,9 @@ void AgreedGroup::fail(const Error& error) {
     // Peers may wait for messages that this rank has not thought of.
     agreements.push_back(agreement_locked({kNoPeer, kNoPeer}));
     for (int peer = 0; peer < size(); ++peer) {
-      if (peer == options_.group_rank) continue;
-      agreements.push_back(agreement_locked({options_.group_rank, peer}));
-      agreements.push_back(agreement_locked({peer, options_.group_rank}));
+      if (peer == options_.members.group_rank) continue;
+      agreements.push_back(agreement_locked({options_.members.group_rank, peer}));
+      agreements.push_back(agreement_locked({peer, options_.members.group_rank}));
     }
     changed_.notify_all();
   }
@@ -268,9 +254,8 @@ Result<void> AgreedGroup::run_one(Lane& lane, const Operation& operation) {
   if (outcome.ok()) return outcome;
   // Others read it too, and want to know where it happened.
   return make_error(outcome.error().code(), "{}: group rank {} (global {}): {}",
-                    operation.request.descriptor.describe(), options_.group_rank,
-                    options_.global_ranks[static_cast<size_t>(options_.group_rank)],
-                    outcome.error().message());
+                    operation.request.descriptor.describe(), options_.members.group_rank,
+                    options_.members.own_global_rank(), outcome.error().message());
 }
 
 void AgreedGroup::run(Lane& lane) {
@@ -307,7 +292,7 @@ bool AgreedGroup::wait_until_sent(Deadline deadline) {
   std::unique_lock lock(mutex_);
   const auto is_pending = [&](bool sends_only) {
     return std::any_of(lanes_.begin(), lanes_.end(), [&](const auto& entry) {
-      const bool is_send = entry.first.first == options_.group_rank;
+      const bool is_send = entry.first.first == options_.members.group_rank;
       return (is_send || !sends_only) && !entry.second.operations.empty();
     });
   };
@@ -318,7 +303,7 @@ bool AgreedGroup::wait_until_sent(Deadline deadline) {
 void AgreedGroup::close() {
   if (!wait_until_sent(Deadline::after(options_.linger))) {
     fail(make_error(ErrorCode::kAborted, "group {}: it was closed with this operation pending",
-                    options_.group_name));
+                    options_.members.name));
   }
   {
     const std::lock_guard lock(mutex_);

@@ -46,10 +46,7 @@ class AgreedGroup final : public std::enable_shared_from_this<AgreedGroup> {
  public:
   struct Options {
     std::shared_ptr<Store> store;  ///< keys get the group's identity in front
-    std::string group_name = "world";
-    std::string identity = "world";  ///< no other group of the job has it, as one may have the name
-    std::vector<int> global_ranks;   ///< of the members, in group order
-    int group_rank = 0;
+    GroupMembers members;
     Duration linger = 10s;  ///< how long close() waits for messages that nobody has taken yet
   };
 
@@ -72,11 +69,9 @@ class AgreedGroup final : public std::enable_shared_from_this<AgreedGroup> {
   /// the backend calls this before it lets go.
   void close();
 
-  [[nodiscard]] const Options& options() const noexcept { return options_; }
-  /// The options of a group of some of these ranks. Counts the call: groups of one name have
-  /// identities of their own. @collective called by exactly these ranks
-  [[nodiscard]] Options subgroup_options(const std::string& group_name,
-                                         const std::vector<int>& group_ranks);
+  [[nodiscard]] const GroupMembers& members() const noexcept { return options_.members; }
+  /// The options of another group over the same store.
+  [[nodiscard]] Options subgroup_options(GroupMembers members) const;
 
  private:
   using WorkRef = std::shared_ptr<AgreedWork>;
@@ -98,7 +93,7 @@ class AgreedGroup final : public std::enable_shared_from_this<AgreedGroup> {
   };
   class LaneInterrupt;
 
-  [[nodiscard]] int size() const noexcept { return static_cast<int>(options_.global_ranks.size()); }
+  [[nodiscard]] int size() const noexcept { return options_.members.size(); }
   [[nodiscard]] LaneKey key_of(const WorkDescriptor& what) const;
   [[nodiscard]] LaneMembers members_of(const LaneKey& key) const;
   std::shared_ptr<StoreAgreement> agreement_locked(const LaneKey& key);
@@ -113,11 +108,10 @@ class AgreedGroup final : public std::enable_shared_from_this<AgreedGroup> {
   const std::shared_ptr<LaneDevice> device_;
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::map<LaneKey, std::shared_ptr<StoreAgreement>> agreements_;     // guarded by mutex_
-  std::map<LaneKey, Lane> lanes_;                                     // guarded by mutex_
-  std::optional<Error> failure_;                                      // guarded by mutex_
-  bool is_stopping_ = false;                                          // guarded by mutex_
-  std::map<std::pair<std::string, std::vector<int>>, int> openings_;  // guarded by mutex_
+  std::map<LaneKey, std::shared_ptr<StoreAgreement>> agreements_;  // guarded by mutex_
+  std::map<LaneKey, Lane> lanes_;                                  // guarded by mutex_
+  std::optional<Error> failure_;                                   // guarded by mutex_
+  bool is_stopping_ = false;                                       // guarded by mutex_
 };
 
 }  // namespace muster

@@ -152,7 +152,11 @@ TEST(PipelineFailure, ALatePeerIsATimeoutThatNamesStageAndMicrobatch) {
     options.global_ranks = {0, 1};
     options.timeout = 2s;
     auto group = std::make_shared<ProcessGroup>(
-        options, ctx.group().backend().subgroup("late", {0, 1}, ctx.deadline()).value());
+        options,
+        ctx.group()
+            .backend()
+            .subgroup({"late", "late", options.global_ranks, options.group_rank}, ctx.deadline())
+            .value());
     const Schedule schedule = make_1f1b({2, 4});
     RankStages own(schedule, ctx.group_rank(), 2, kWidth, DType::kF64);
     auto pipeline =

@@ -196,15 +196,8 @@ std::shared_ptr<Channel> Mesh::find_or_make(uint64_t id) {
   return made;
 }
 
-std::shared_ptr<Channel> Mesh::channel_of(const std::string& group_name,
-                                          const std::vector<int>& members) {
-  uint64_t id = hash_text(group_name, 1);
-  for (const int member : members) id = hash_combine(id, static_cast<uint64_t>(member));
-  {
-    const std::lock_guard lock(mutex_);
-    id = hash_combine(id, ++times_opened_[id]);
-  }
-  return find_or_make(id);
+std::shared_ptr<Channel> Mesh::channel_of(const std::string& identity) {
+  return find_or_make(hash_text(identity, 1));
 }
 
 std::string Mesh::where_it_waits(int peer) {

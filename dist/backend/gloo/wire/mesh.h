@@ -51,9 +51,8 @@ class Mesh final : public FrameSink {
 
   [[nodiscard]] int global_rank() const noexcept { return options_.global_rank; }
 
-  /// The channel of a group: the same on all members that open it the same number of times.
-  [[nodiscard]] std::shared_ptr<Channel> channel_of(const std::string& group_name,
-                                                    const std::vector<int>& members);
+  /// The channel of the group with this identity.
+  [[nodiscard]] std::shared_ptr<Channel> channel_of(const std::string& identity);
   /// Where a peer waits for this rank, in all groups: "barrier #1 in group b at
   /// train/loop.cpp:88", several joined by " and in ", or "". @thread any that holds no group's
   /// lock
@@ -105,7 +104,6 @@ class Mesh final : public FrameSink {
   std::condition_variable changed_;
   std::unordered_map<uint64_t, std::shared_ptr<Channel>> channels_;  // guarded by mutex_
   std::set<uint64_t> closed_channels_;                               // guarded by mutex_
-  std::map<uint64_t, uint64_t> times_opened_;                        // guarded by mutex_
   std::map<int, PeerEnd> gone_;                                      // guarded by mutex_
   std::set<int> acknowledged_;                                       // guarded by mutex_
   int num_connected_ = 0;                                            // guarded by mutex_

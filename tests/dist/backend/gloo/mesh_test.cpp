@@ -223,7 +223,7 @@ TEST(Mesh, AGroupThatNotAllOpenNamesWhoIsMissing) {
   auto other = GlooBackend::open_world(rank.options_of(1), rank.deadline());
   ASSERT_OK(other);
   ASSERT_OK(rank.join());
-  EXPECT_THAT(rank.join().value()->subgroup("alone", {0, 1}, Deadline::after(50ms)),
+  EXPECT_THAT(rank.join().value()->subgroup({"alone", "alone", {0, 1}, 0}, Deadline::after(50ms)),
               FailsWith(ErrorCode::kTimeout, HasSubstr("global ranks 1 have not")));
   other.value().reset();
   rank.join().value().reset();

@@ -66,9 +66,8 @@ class EngineDevice final : public LaneDevice {
 AgreedGroup::Options options_of(RankContext& ctx) {
   AgreedGroup::Options options;
   options.store = ctx.shared_store();
-  options.group_rank = ctx.group_rank();
+  options.members = GroupMembers::world(ctx.group_rank(), ctx.world_size());
   options.linger = 100ms;
-  for (int rank = 0; rank < ctx.world_size(); ++rank) options.global_ranks.push_back(rank);
   return options;
 }
 

@@ -133,8 +133,7 @@ const bool joined = join_backend_suite(
      .open = [](RankContext& ctx) -> Result<std::unique_ptr<Backend>> {
        AgreedGroup::Options options;
        options.store = ctx.shared_store();
-       options.group_rank = ctx.group_rank();
-       for (int rank = 0; rank < ctx.world_size(); ++rank) options.global_ranks.push_back(rank);
+       options.members = GroupMembers::world(ctx.group_rank(), ctx.world_size());
        return AgreedBackend::open(std::move(options),
                                   std::make_shared<HostDevice>(Board::of(&ctx.store())),
                                   ctx.deadline());

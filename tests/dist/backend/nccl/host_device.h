@@ -61,10 +61,9 @@ class AgreedBackend final : public Backend {
   }
   void abort(const std::string& reason) override { group_->abort(reason); }
   [[nodiscard]] Allocator& communication_allocator() override { return cpu_allocator(); }
-  [[nodiscard]] Result<std::unique_ptr<Backend>> subgroup(const std::string& group_name,
-                                                          const std::vector<int>& group_ranks,
+  [[nodiscard]] Result<std::unique_ptr<Backend>> subgroup(GroupMembers members,
                                                           Deadline deadline) override {
-    return open(group_->subgroup_options(group_name, group_ranks), device_, deadline);
+    return open(group_->subgroup_options(std::move(members)), device_, deadline);
   }
 
  private:
