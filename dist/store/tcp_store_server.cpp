@@ -11,14 +11,15 @@
 #include <atomic>
 #include <cerrno>
 #include <deque>
+#include <optional>
 #include <thread>
 #include <unordered_map>
 #include <utility>
 #include <vector>
 
 #include "core/base/log.h"
+#include "dist/net/acceptor.h"
 #include "dist/net/reject_log.h"
-#include "dist/net/sockets.h"
 #include "dist/store/internal/request_handler.h"
 
 namespace muster {
@@ -46,7 +47,6 @@ void set_connection_options(int fd) {
   ::setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &idle_s, sizeof(idle_s));
 }
 
-net::UniqueFd open_spare() { return net::UniqueFd(::open("/dev/null", O_RDONLY | O_CLOEXEC)); }
 }  // namespace
 
 class TcpStoreServer::Loop {
@@ -54,10 +54,9 @@ class TcpStoreServer::Loop {
   Loop(TcpStoreServerOptions options, net::UniqueFd listener, net::UniqueFd epoll,
        net::WakeUp wake_up, int port)
       : options_(std::move(options)),
-        listener_(std::move(listener)),
+        acceptor_(std::move(listener)),
         epoll_(std::move(epoll)),
         wake_up_(std::move(wake_up)),
-        spare_(open_spare()),
         port_(port),
         handler_(options_.required_token, options_.max_memory.count),
         reject_log_("tcp store", options_.on_reject) {}
@@ -90,10 +89,9 @@ class TcpStoreServer::Loop {
   void drop_slow_handshakes();
 
   const TcpStoreServerOptions options_;
-  net::UniqueFd listener_;
+  std::optional<net::Acceptor> acceptor_;
   net::UniqueFd epoll_;
   net::WakeUp wake_up_;
-  net::UniqueFd spare_;  // given up for a moment to accept and close when descriptors run out
   const int port_;
 
   RequestHandler handler_;
@@ -121,7 +119,7 @@ Result<void> TcpStoreServer::Loop::watch(int fd, uint64_t id, uint32_t events) c
 
 Result<void> TcpStoreServer::Loop::start() {
   MUSTER_TRY(watch(wake_up_.fd(), kWakeUpId, EPOLLIN));
-  MUSTER_TRY(watch(listener_.get(), kListenerId, EPOLLIN));
+  MUSTER_TRY(watch(acceptor_->fd(), kListenerId, EPOLLIN));
   // Signals are for the threads of the program, which may wait for them.
   sigset_t all;
   sigset_t before;
@@ -153,7 +151,7 @@ void TcpStoreServer::Loop::run() {
     memory_nbytes_ = handler_.nbytes();
   }
   while (!connections_.empty()) close(*connections_.begin()->second);
-  listener_.reset();
+  acceptor_.reset();
 }
 
 int TcpStoreServer::Loop::wait_ms() const {
@@ -181,20 +179,20 @@ void TcpStoreServer::Loop::accept_some() {
 }
 
 bool TcpStoreServer::Loop::accept_one() {
-  net::SocketAddress address;
-  address.nbytes = sizeof(address.storage);
-  net::UniqueFd fd(::accept4(listener_.get(), reinterpret_cast<sockaddr*>(&address.storage),
-                             &address.nbytes, SOCK_CLOEXEC | SOCK_NONBLOCK));
-  if (!fd) {
-    if (errno == EMFILE || errno == ENFILE) {
+  net::Incoming incoming;
+  switch (acceptor_->accept(incoming)) {
+    case net::Acceptor::Outcome::kNobody:
+      return false;
+    case net::Acceptor::Outcome::kNoDescriptors:
       drop_one_without_descriptors();
       return true;
-    }
-    return errno == EINTR || errno == ECONNABORTED;
+    case net::Acceptor::Outcome::kCame:
+      break;
   }
+  net::UniqueFd fd = std::move(incoming.fd);
   auto connection = std::make_unique<ServerConnection>();
-  connection->peer_address = net::address_text(address);
-  connection->peer = net::endpoint_text(connection->peer_address, net::port_of(address));
+  connection->peer_address = std::move(incoming.address);
+  connection->peer = std::move(incoming.peer);
   connection->accepted_at = real_clock().now();
   if (std::ssize(connections_) >= options_.max_connections) {
     reject_log_.add(connection->peer, connection->peer_address,
@@ -214,16 +212,12 @@ bool TcpStoreServer::Loop::accept_one() {
   return true;
 }
 
-// A full descriptor table would leave the connection in the backlog and epoll awake for ever.
 void TcpStoreServer::Loop::drop_one_without_descriptors() {
-  spare_.reset();
-  net::UniqueFd dropped(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
+  acceptor_->drop_one();
   const internal::Rejection rejection{
       RejectKind::kTooMany, "no file descriptor is left for it; raise the limit (ulimit -n)"};
   reject_log_.add("a peer", "", static_cast<int>(rejection.kind), rejection.reason,
                   real_clock().now());
-  dropped.reset();
-  spare_ = open_spare();
 }
 
 void TcpStoreServer::Loop::drop_slow_handshakes() {

@@ -7,7 +7,7 @@
 #include <optional>
 #include <string>
 
-#include "dist/net/sockets.h"
+#include "dist/net/acceptor.h"
 
 namespace muster::wire {
 
@@ -25,16 +25,14 @@ Result<void> greet(int fd, const std::string& secret, int own_rank, Deadline dea
 /// The listening side of one connection; fed by an event loop, never blocks.
 class Greeting {
  public:
-  Greeting(net::UniqueFd fd, std::string peer_address, std::string peer, TimePoint accepted_at)
-      : fd_(std::move(fd)),
-        peer_address_(std::move(peer_address)),
-        peer_(std::move(peer)),
-        accepted_at_(accepted_at) {}
+  explicit Greeting(net::Incoming from)
+      : fd_(std::move(from.fd)),
+        peer_address_(std::move(from.address)),
+        peer_(std::move(from.peer)) {}
 
   [[nodiscard]] int fd() const noexcept { return fd_.get(); }
   [[nodiscard]] const std::string& peer_address() const noexcept { return peer_address_; }
   [[nodiscard]] const std::string& peer() const noexcept { return peer_; }
-  [[nodiscard]] TimePoint accepted_at() const noexcept { return accepted_at_; }
 
   /// Reads on; a refusal ends it. Then rank() tells whether the proof is in.
   std::optional<Refusal> on_readable(const std::string& secret);
@@ -49,7 +47,6 @@ class Greeting {
 
   net::UniqueFd fd_;
   const std::string peer_address_, peer_;
-  const TimePoint accepted_at_;
   std::string in_;
   std::string client_words_, server_nonce_;  // set once the hello is in
   int claimed_rank_ = -1;

@@ -1,6 +1,5 @@
 #include "dist/backend/gloo/wire/mesh.h"
 
-#include <fcntl.h>
 #include <fmt/format.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -25,8 +24,6 @@ std::string rank_key(const MeshOptions& options, int rank) {
   return fmt::format("{}/rank/{}", options.key_prefix, rank);
 }
 std::string secret_key(const MeshOptions& options) { return options.key_prefix + "/secret"; }
-
-net::UniqueFd open_spare() { return net::UniqueFd(::open("/dev/null", O_RDONLY | O_CLOEXEC)); }
 
 bool add_to(int epoll_fd, int fd, uint64_t token) {
   epoll_event event{};
@@ -53,7 +50,7 @@ Mesh::Mesh(MeshOptions options, net::UniqueFd epoll, net::WakeUp wake_up)
       wake_up_(std::move(wake_up)),
       connections_(static_cast<size_t>(options_.world_size)),
       peers_(static_cast<size_t>(options_.world_size)),
-      spare_(open_spare()),
+      strangers_(static_cast<size_t>(options_.max_strangers), options_.handshake_limit),
       refusals_("gloo", options_.on_refuse) {}
 
 Result<std::shared_ptr<Mesh>> Mesh::open(MeshOptions options, Deadline deadline) {
@@ -72,9 +69,9 @@ Result<void> Mesh::meet(net::UniqueFd listener, Deadline deadline) {
   if (options_.global_rank == 0) MUSTER_TRY(store.set(key, net::make_nonce()));
   secret_ = MUSTER_TRY(store.get(key, deadline), "while gloo waited for rank 0");
   const int port = net::port_of(MUSTER_TRY(net::local_address(listener.get())));
-  listener_ = std::move(listener);
+  door_.emplace(std::move(listener));
   add_to(epoll_.get(), wake_up_.fd(), kWakeUp);
-  add_to(epoll_.get(), listener_.get(), kListener);
+  add_to(epoll_.get(), door_->fd(), kListener);
   thread_ = std::thread([this] { run(); });
   MUSTER_TRY(store.set(rank_key(options_, options_.global_rank),
                        fmt::format("{} {}", port, options_.address)));
@@ -305,8 +302,9 @@ void Mesh::on_connection(int peer, uint32_t events) {
 }
 
 int Mesh::poll_ms() const {
-  if (arrivals_.empty()) return -1;
-  const Duration left = arrivals_.front().first + options_.handshake_limit - real_clock().now();
+  const std::optional<TimePoint> first = strangers_.next_limit();
+  if (!first) return -1;
+  const Duration left = *first - real_clock().now();
   return static_cast<int>(std::max<int64_t>(0, left / 1ms + 1));
 }
 
@@ -325,11 +323,11 @@ void Mesh::run() {
       } else if ((token & kPeer) != 0) {
         on_connection(static_cast<int>(token & 0xffffffff), event.events);
       } else {
-        on_stranger(static_cast<int>(token & 0xffffffff));
+        on_stranger(token & 0xffffffff);
       }
     }
     drop_late_strangers();
-    if (is_met_ && listener_) close_listener();
+    if (is_met_ && door_) close_listener();
   }
 }
 

@@ -6,11 +6,11 @@
 /// themselves, so a running job has none. Channels (channel.h) share the connections.
 
 #include <atomic>
-#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <string>
 #include <thread>
@@ -21,6 +21,7 @@
 #include "dist/backend/gloo/wire/connection.h"
 #include "dist/backend/gloo/wire/handshake.h"
 #include "dist/net/reject_log.h"
+#include "dist/net/strangers.h"
 #include "dist/store/store.h"
 
 namespace muster::wire {
@@ -75,8 +76,8 @@ class Mesh final : public FrameSink {
   void run();
   void accept_strangers();
   bool accept_one();
-  void on_stranger(int fd);
-  void refuse(int fd, const Refusal& refusal);
+  void on_stranger(uint64_t id);
+  void refuse(const Greeting& greeting, const Refusal& refusal);
   void drop_late_strangers();
   void close_listener();
   void on_connection(int peer, uint32_t events);
@@ -110,10 +111,9 @@ class Mesh final : public FrameSink {
   bool is_leaving_ = false;                                          // guarded by mutex_
 
   // The thread's own.
-  net::UniqueFd listener_;
-  net::UniqueFd spare_;  // given up for a moment to accept and close when descriptors run out
-  std::map<int, std::unique_ptr<Greeting>> strangers_;  // by descriptor
-  std::deque<std::pair<TimePoint, int>> arrivals_;      // of strangers, oldest first
+  std::optional<net::Acceptor> door_;
+  net::Strangers<std::unique_ptr<Greeting>> strangers_;
+  uint64_t last_stranger_ = 0;
   net::RejectLog refusals_;
 
   std::thread thread_;  // joined by the destructor
