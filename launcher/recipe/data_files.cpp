@@ -49,8 +49,11 @@ Result<std::vector<std::string>> expand_data_files(const Recipe::Data& data) {
     }
   }
   for (const std::string& pattern : data.exclude) {
+    // Without a slash a pattern means names, in whichever folder they lie.
+    const bool is_for_names = pattern.find('/') == std::string::npos;
     std::erase_if(files, [&](const std::string& path) {
-      return ::fnmatch(pattern.c_str(), path.c_str(), FNM_PATHNAME) == 0;
+      const std::string text = is_for_names ? path.substr(path.rfind('/') + 1) : path;
+      return ::fnmatch(pattern.c_str(), text.c_str(), FNM_PATHNAME) == 0;
     });
   }
   if (files.empty()) {

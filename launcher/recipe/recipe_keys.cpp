@@ -87,7 +87,8 @@ void add_data_and_mesh(Rows& rows) {
   using D = R::Data;
   data("kind", kAny, "source of the data", at<&R::data, &D::kind>, {"text"});
   data("files", kAny, "globs of the text files; required", at<&R::data, &D::files>);
-  data("exclude", kAny, "globs of files to leave out", at<&R::data, &D::exclude>);
+  data("exclude", kAny, "globs of files to leave out; without a / of their names alone",
+       at<&R::data, &D::exclude>);
   data("seed", at_least(0), "seed of the order in which sequences are drawn",
        at<&R::data, &D::seed>);
   data("tokenizer", kAny, "how text becomes tokens", at<&R::data, &D::tokenizer>, {"byte"});
@@ -96,13 +97,15 @@ void add_data_and_mesh(Rows& rows) {
     rows.push_back({"mesh", name, "", {}, limits, kOther, doc, field});
   };
   using Axes = R::Mesh;
-  mesh("pp", at_least(1), "ranks that the layers are spread over, as pipeline stages",
+  constexpr double kMost = 1 << 15;  // the product of four axes fits 64 bits
+  mesh("pp", between(1, kMost), "ranks that the layers are spread over, as pipeline stages",
        at<&R::mesh, &Axes::pp>);
-  mesh("dp_replicate", at_least(1), "copies of the sharded model, each on mesh.fsdp ranks",
+  mesh("dp_replicate", between(1, kMost), "copies of the sharded model, each on mesh.fsdp ranks",
        at<&R::mesh, &Axes::dp_replicate>);
-  mesh("fsdp", at_least(-1), "ranks that share one sharded copy; -1 = all that are left",
+  mesh("fsdp", between(-1, kMost), "ranks that share one sharded copy; -1 = all that are left",
        at<&R::mesh, &Axes::fsdp>);
-  mesh("tp", at_least(1), "ranks that split each layer (tensor parallel)", at<&R::mesh, &Axes::tp>);
+  mesh("tp", between(1, kMost), "ranks that split each layer (tensor parallel)",
+       at<&R::mesh, &Axes::tp>);
 }
 
 void add_parallel(Rows& rows) {

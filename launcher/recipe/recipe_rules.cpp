@@ -19,6 +19,24 @@ void check_model(const Recipe& recipe, std::vector<BrokenRule>& broken) {
   }
 }
 
+// A size that the other kind has: it would be passed over in silence.
+void check_keys_of_kind(const Recipe::Model& model, std::vector<BrokenRule>& broken) {
+  static const Recipe::Model kDefaults;
+  const auto only = [&](const char* key, const char* kind, const char* instead, auto value,
+                        auto otherwise) {
+    if (value == otherwise) return;
+    broken.push_back({{key, "model.kind"},
+                      fmt::format("is for model.kind {} only{}; got {}", kind, instead, value)});
+  };
+  if (model.kind == Recipe::Model::Kind::kGpt) {
+    only("model.kv_heads", "llama", "", model.kv_heads, kDefaults.kv_heads);
+    only("model.mlp_dim", "llama", ", gpt has mlp_ratio", model.mlp_dim, kDefaults.mlp_dim);
+    only("model.rope_theta", "llama", "", model.rope_theta, kDefaults.rope_theta);
+  } else {
+    only("model.mlp_ratio", "gpt", ", llama has mlp_dim", model.mlp_ratio, kDefaults.mlp_ratio);
+  }
+}
+
 // f64 is for exact comparisons; bf16 anywhere in the step would undo it.
 void check_dtypes(const Recipe& recipe, std::vector<BrokenRule>& broken) {
   if (recipe.model.dtype == "f32") return;
@@ -140,6 +158,15 @@ void check_microbatches(const Recipe& recipe, int64_t data_ranks, std::vector<Br
     broken.push_back({{"train.global_batch", "train.microbatch", "mesh.pp", "pipeline.schedule"},
                       fmt::format("1f1b needs at least mesh.pp microbatches; got {} for {} ranks",
                                   microbatches, recipe.mesh.pp)});
+    return;
+  }
+  const int64_t rounds = microbatches / recipe.mesh.pp;
+  if (recipe.pipeline.stages_per_rank > 1 && microbatches % rounds != 0) {
+    broken.push_back(
+        {{"train.global_batch", "train.microbatch", "mesh.pp", "pipeline.schedule"},
+         fmt::format("interleaved_1f1b needs a multiple of (microbatches / mesh.pp, rounded down) "
+                     "microbatches; got {} and {}",
+                     microbatches, rounds)});
   }
 }
 }  // namespace
@@ -150,6 +177,7 @@ std::vector<BrokenRule> broken_rules(const Recipe& recipe) {
     broken.push_back({{"run.dir"}, "must name a folder; got \"\""});
   }
   check_model(recipe, broken);
+  check_keys_of_kind(recipe.model, broken);
   if (recipe.model.kind == Recipe::Model::Kind::kLlama) check_llama(recipe.model, broken);
   check_pipeline(recipe, broken);
   check_tensor_parallel(recipe, broken);

@@ -46,6 +46,27 @@ Error not_a(std::string_view what, const YamlNode& node, std::string_view hint =
   return make_error(kBad, "must be {}; got {}{}", what, node.describe(), hint);
 }
 
+bool is_utf8(std::string_view text) {
+  for (size_t at = 0; at < text.size();) {
+    const auto lead = static_cast<unsigned char>(text[at++]);
+    const int more = lead < 0x80                   ? 0
+                     : lead >= 0xc2 && lead < 0xe0 ? 1
+                     : lead >= 0xe0 && lead < 0xf0 ? 2
+                     : lead >= 0xf0 && lead < 0xf5 ? 3
+                                                   : -1;
+    if (more < 0 || text.size() - at < static_cast<size_t>(more)) return false;
+    for (int i = 0; i < more; ++i, ++at) {
+      const auto byte = static_cast<unsigned char>(text[at]);
+      const bool is_overlong =
+          i == 0 && ((lead == 0xe0 && byte < 0xa0) || (lead == 0xf0 && byte < 0x90));
+      const bool is_no_character =
+          i == 0 && ((lead == 0xed && byte >= 0xa0) || (lead == 0xf4 && byte >= 0x90));
+      if (byte < 0x80 || byte >= 0xc0 || is_overlong || is_no_character) return false;
+    }
+  }
+  return true;
+}
+
 bool has_leading_zero(std::string_view text) {
   if (!text.empty() && (text.front() == '-' || text.front() == '+')) text.remove_prefix(1);
   return text.size() > 1 && text.front() == '0' && text[1] >= '0' && text[1] <= '9';
@@ -98,6 +119,8 @@ Result<bool> read_bool(const YamlNode& node) {
 
 Result<std::string> read_text(const YamlNode& node) {
   if (node.kind != YamlNode::Kind::kScalar) return not_a("a text", node);
+  // Checkpoints, events and reports hold the recipe as JSON.
+  if (!is_utf8(node.text)) return make_error(kBad, "must be UTF-8; got other bytes");
   return node.text;
 }
 

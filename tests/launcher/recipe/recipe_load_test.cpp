@@ -1,3 +1,4 @@
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 
 #include <string>
@@ -244,6 +245,29 @@ TEST(LoadRecipe, RulesBetweenKeysPointAtTheKeyThatWasSet) {
               FailsWith(kBad, HasSubstr("must be 0 for model.kind llama; got 0.1")));
   EXPECT_THAT(with("mesh: {fsdp: 0}\n"), FailsWith(kBad, HasSubstr("mesh.fsdp: must be -1")));
   EXPECT_THAT(with("train: {global_batch: 0}\n"), FailsWith(kBad, HasSubstr("global_batch")));
+}
+
+TEST(LoadRecipe, ASizeThatTheOtherKindOfModelHasIsRefusedNotIgnored) {
+  for (const char* key : {"kv_heads: 2", "mlp_dim: 64", "rope_theta: 5e5"}) {
+    EXPECT_THAT(with(fmt::format("model: {{kind: gpt, {}}}\n", key)),
+                FailsWith(kBad, HasSubstr("is for model.kind llama only")))
+        << key;
+    EXPECT_OK(with(fmt::format("model: {{kind: llama, {}}}\n", key))) << key;
+  }
+  EXPECT_THAT(with("model: {kind: llama, mlp_ratio: 2}\n"),
+              FailsWith(kBad, HasSubstr("a.yaml:2:33: model.mlp_ratio: is for model.kind gpt only, "
+                                        "llama has mlp_dim; got 2")));
+  EXPECT_OK(with("model: {kind: llama, mlp_ratio: 4}\n"));  // as a printed recipe has it
+}
+
+TEST(LoadRecipe, TextsMustBeUtf8AsTheCheckpointsThatHoldThem) {
+  for (const char* good :
+       {"run.name=na\xc3\xafve", "run.name=\xf0\x9f\x90\xa6", "run.dir=\xe0\xa0\x80"})
+    EXPECT_OK(with("", {good})) << good;
+  for (const char* bad :
+       {"run.name=n\xff", "run.dir=\xc3", "data.files=\xc0\x80", "run.name=\xed\xa0\x80",
+        "run.name=\xf4\x90\x80\x80", "run.name=\xe0\x80\x80", "run.name=\xc3("})
+    EXPECT_THAT(with("", {bad}), FailsWith(kBad, HasSubstr("must be UTF-8"))) << bad;
 }
 
 TEST(LoadRecipe, OverridesWinOverTheFileAndTheLastOneOverEarlierOnes) {

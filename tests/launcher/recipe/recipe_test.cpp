@@ -1,5 +1,6 @@
 #include "launcher/recipe/recipe.h"
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 
 #include <algorithm>
@@ -97,6 +98,42 @@ TEST(CheckRecipe, TheMeshMustHoldTheWorld) {
               FailsWith(ErrorCode::kBadRecipe, HasSubstr("world size is 4")));
 }
 
+TEST(CheckRecipe, NoMeshIsTooLargeToMultiply) {
+  for (const char* mesh : {"{dp_replicate: 4611686018427387904, tp: 4}",
+                           "{dp_replicate: 4, fsdp: 4611686018427387905}",
+                           "{dp_replicate: 32768, pp: 32768, fsdp: 32769}"}) {
+    EXPECT_THAT(parse_recipe(fmt::format("data: {{files: [x]}}\nmesh: {}\n", mesh), "a.yaml"),
+                FailsWith(ErrorCode::kBadRecipe, HasSubstr("at most 32768")))
+        << mesh;
+  }
+  const Result<Recipe> largest = parse_recipe(
+      "data: {files: [x]}\nmodel: {layers: 1024, heads: 1024, dim: 1024}\n"
+      "mesh: {pp: 1024, dp_replicate: 32768, fsdp: 32768, tp: 1024}\n",
+      "a.yaml");
+  ASSERT_OK(largest);
+  EXPECT_THAT(check_recipe(*largest, 4),
+              FailsWith(ErrorCode::kBadRecipe, HasSubstr("got 1125899906842624 from")));
+}
+
+TEST(CheckRecipe, AnInterleavedScheduleNeedsEvenRounds) {
+  const auto check = [](int global_batch) {
+    return check_recipe(
+        parse_recipe(fmt::format("data: {{files: [x]}}\nmesh: {{pp: 2}}\n"
+                                 "pipeline: {{schedule: interleaved_1f1b, stages_per_rank: 2}}\n"
+                                 "train: {{global_batch: {}, microbatch: 1}}\n",
+                                 global_batch),
+                     "a.yaml")
+            .value(),
+        2);
+  };
+  for (const int good : {2, 3, 4, 6, 8}) EXPECT_OK(check(good)) << good;
+  for (const int bad : {5, 7}) {
+    EXPECT_THAT(check(bad), FailsWith(ErrorCode::kBadRecipe,
+                                      HasSubstr("train.global_batch: interleaved_1f1b needs")))
+        << bad;
+  }
+}
+
 TEST(CheckRecipe, EveryRankNeedsASequence) {
   EXPECT_OK(check_recipe(parse("train: {global_batch: 5}\n"), 5));
   EXPECT_THAT(
@@ -183,6 +220,20 @@ TEST(DataFiles, GlobsAreSortedDeduplicatedAndExcluded) {
   const auto files = expand_data_files(data);
   ASSERT_OK(files);
   EXPECT_THAT(*files, ElementsAre(folder.file("a"), folder.file("b"), folder.file("c")));
+}
+
+TEST(DataFiles, AnExcludeWithoutASlashMeansNamesInEveryFolder) {
+  const TempDirectory folder;
+  ASSERT_OK(real_file_system().make_directories(folder.file("d")));
+  for (const std::string name : {"a", "a.dat", "d/b", "d/b.dat"}) {
+    ASSERT_OK(write_file_durably(real_file_system(), folder.file(name), "text"));
+  }
+  Recipe::Data data;
+  data.files = {folder.file("*"), folder.file("d/*")};
+  data.exclude = {"*.dat"};
+  const auto files = expand_data_files(data);
+  ASSERT_OK(files);
+  EXPECT_THAT(*files, ElementsAre(folder.file("a"), folder.file("d/b")));
 }
 
 TEST(DataFiles, AGlobWithoutAMatchIsNamed) {
