@@ -64,6 +64,13 @@ Check check_exit(const RunFacts& run, int64_t expected) {
   return {name, run.exit_status == expected, detail};
 }
 
+Check check_fired(const DrillEvidence& evidence) {
+  const std::vector<std::string>& missed = evidence.missed_faults;
+  if (missed.empty()) return {"faults fired", true, fmt::format("all {}", evidence.num_faults)};
+  return {"faults fired", false,
+          fmt::format("{} of {} never did: {}", missed.size(), evidence.num_faults, join(missed))};
+}
+
 // The culprit stands in the errors as "(global 2)"; the culprit itself may say anything.
 Check check_named(const Drill::Named& expected, const RunRecords& faulted) {
   const std::string wanted = fmt::format("(global {})", expected.global_rank);
@@ -301,6 +308,7 @@ std::vector<Check> judge(const Drill::Expect& expect, const DrillEvidence& evide
   const RunRecords& faulted = evidence.faulted.records;
   std::vector<Check> checks = {check_exit(evidence.reference, 0),
                                check_exit(evidence.faulted, expect.exit_status)};
+  if (evidence.num_faults > 0) checks.push_back(check_fired(evidence));
   check_all_agents(evidence.reference, 0, 0, checks);
   check_all_agents(evidence.faulted, evidence.killed_agents, expect.agents_exit.value_or(0),
                    checks);

@@ -49,9 +49,11 @@ struct CheckpointVerdict {
 struct DrillEvidence {
   RunFacts reference;
   RunFacts faulted;
-  int64_t steps = 0;          ///< steps that the recipe asks for
-  int64_t killed_agents = 0;  ///< agents beside the first that the drill's faults kill
-  bool is_resized = false;    ///< the faulted run went on with other workers
+  int64_t steps = 0;                       ///< steps that the recipe asks for
+  int64_t killed_agents = 0;               ///< agents beside the first that the drill's faults kill
+  bool is_resized = false;                 ///< the faulted run went on with other workers
+  int64_t num_faults = 0;                  ///< that the drill asks for
+  std::vector<std::string> missed_faults;  ///< those that never fired, as texts
   std::optional<CheckpointVerdict> checkpoints;  ///< absent where the drill does not compare them
 };
 

@@ -12,6 +12,7 @@
 #include "core/base/text.h"
 #include "launcher/agent/random_id.h"
 #include "launcher/drill/agent_pool.h"
+#include "launcher/drill/fired_faults.h"
 #include "launcher/drill/progress.h"
 #include "launcher/drill/run_process.h"
 #include "launcher/recipe/recipe.h"
@@ -77,6 +78,8 @@ class Runner {
       if (outcome.interrupted_by != 0) return outcome;
     }
     evidence.is_resized = drill_.launch.then_nproc.has_value();
+    evidence.num_faults = static_cast<int64_t>(drill_.faults.size());
+    evidence.missed_faults = missed_faults(drill_.faults, printed_by(evidence.faulted));
     if (drill_.expect.is_bit_identical && recipe.checkpoint.every_steps > 0) {
       evidence.checkpoints = compare_checkpoints(evidence);
     }
@@ -176,6 +179,16 @@ class Runner {
     Result<ProcessOutcome> outcome = run_process(request);
     facts.agents.emplace_back(others.finish());
     return outcome;
+  }
+
+  // What the launcher and the agents beside it printed.
+  std::string printed_by(const RunFacts& facts) const {
+    std::string text = text_or_empty(facts.directory + ".log");
+    for (const std::string& name : real_file_system().list(options_.directory).value_or({})) {
+      if (name.starts_with(facts.name + ".agent") && name.ends_with(".log"))
+        text += "\n" + text_or_empty(path_join(options_.directory, name));
+    }
+    return text;
   }
 
   static std::string events_path(const RunFacts& facts) {

@@ -12,6 +12,7 @@
 
 #include "core/base/file_system.h"
 #include "core/base/text.h"
+#include "launcher/drill/fired_faults.h"
 #include "launcher/drill/run_process.h"
 #include "tests/support/child_process.h"
 #include "tests/support/matchers.h"
@@ -55,6 +56,10 @@ int fake_run(const std::vector<std::string>& arguments) {
     if (argument.starts_with("run.dir=")) run_dir = argument.substr(8);
   }
   std::ofstream(path_join(run_dir, "arguments")) << join(arguments, " ") << "\n" << faults;
+  if (!faults.empty() && mode != "miss") {
+    fmt::print("W rank 1: fault point train.step_begin at step 5: kill\n");
+  }
+  std::fflush(stdout);
   if (mode == "fail" && !faults.empty()) return 70;
   if (mode == "hang") {
     while (true) ::pause();
@@ -179,6 +184,34 @@ TEST_F(DrillRunner, AFailedRunFailsTheDrill) {
   EXPECT_EQ(outcome->report.evidence.faulted.exit_status, 70);
   EXPECT_THAT(failed(outcome->report), ElementsAre("faulted exit", "restarts", "resumed from step",
                                                    "loss curve", "final checkpoint", "recovery"));
+}
+
+TEST_F(DrillRunner, AFaultThatNeverFiredFailsTheDrill) {
+  const Result<DrillOutcome> outcome = run("miss");
+  ASSERT_OK(outcome);
+  EXPECT_THAT(failed(outcome->report), ElementsAre("faults fired"));
+  EXPECT_THAT(
+      report_table(outcome->report),
+      HasSubstr("1 of 1 never did: train.step_begin of global rank 1 at step 5, attempt 0"));
+}
+
+TEST(FiredFaults, EachWordCountsForOneFaultOfItsRankPointAndStep) {
+  Fault first;
+  first.point = "train.step_begin";
+  first.global_rank = 1;
+  Fault anywhere = first, agent = first;
+  first.step = 5;
+  agent.action = Fault::Action::kKillAgent;
+  const std::string word = "T W rank 1: fault point train.step_begin at step 5: kill\n";
+  EXPECT_THAT(missed_faults({first, agent}, word), IsEmpty());
+  EXPECT_THAT(missed_faults({anywhere}, word), IsEmpty());
+  EXPECT_EQ(missed_faults({first, anywhere}, word).size(), 1u);
+  EXPECT_THAT(missed_faults({first, anywhere}, word + word), IsEmpty());
+  for (const char* other : {"rank 11: fault point train.step_begin at step 5: kill",
+                            "rank 1: fault point train.step_begin at step 50: kill",
+                            "rank 1: fault point train.step_end at step 5: kill"}) {
+    EXPECT_EQ(missed_faults({first}, other).size(), 1u) << other;
+  }
 }
 
 TEST_F(DrillRunner, DifferentCheckpointsFailTheDrill) {
