@@ -11,6 +11,7 @@
 #include "core/base/file_system.h"
 #include "launcher/cli/commands.h"
 #include "launcher/cli/parse_line.h"
+#include "launcher/cli/write_output.h"
 #include "launcher/drill/drill.h"
 #include "launcher/drill/drill_runner.h"
 #include "launcher/drill/report.h"
@@ -94,8 +95,7 @@ Result<int> run(const Arguments& arguments) {
   fmt::print("{}", report_table(outcome->report));
   folder.done(outcome->report.ok());
   if (!arguments.json_path.empty()) {
-    MUSTER_TRY(
-        write_file_durably(real_file_system(), arguments.json_path, report_json(outcome->report)));
+    MUSTER_TRY(write_output(arguments.json_path, report_json(outcome->report)));
   }
   return outcome->report.ok() ? 0 : 1;
 }

@@ -8,6 +8,7 @@
 #include <cstring>
 #include <span>
 #include <string>
+#include <system_error>
 #include <vector>
 
 #include "core/base/error.h"
@@ -105,6 +106,17 @@ int run(std::span<char*> args) {
 }  // namespace
 }  // namespace muster
 
+// What a verb prints may wait in a buffer: only its end tells whether all of it was written.
 int main(int argc, char** argv) {
-  return muster::run(std::span<char*>(argv, static_cast<size_t>(argc)).subspan(argc > 0 ? 1 : 0));
+  int status = 0;
+  try {
+    status =
+        muster::run(std::span<char*>(argv, static_cast<size_t>(argc)).subspan(argc > 0 ? 1 : 0));
+  } catch (const std::system_error& error) {  // of fmt::print
+    std::fprintf(stderr, "muster: stdout: %s\n", error.what());
+    return muster::exit_status(muster::ErrorCode::kIo);
+  }
+  if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return status;
+  std::fprintf(stderr, "muster: stdout: %s\n", std::strerror(errno));
+  return status != 0 ? status : muster::exit_status(muster::ErrorCode::kIo);
 }

@@ -10,6 +10,7 @@
 #include "core/base/units.h"
 #include "launcher/cli/commands.h"
 #include "launcher/cli/parse_line.h"
+#include "launcher/cli/write_output.h"
 #include "launcher/report/page.h"
 
 namespace muster {
@@ -32,7 +33,7 @@ Result<void> run(const Arguments& arguments) {
       !arguments.output.empty()
           ? arguments.output
           : path_join(arguments.directory, arguments.as_json ? "report.json" : "report.html");
-  MUSTER_TRY(write_file_durably(real_file_system(), path, text));
+  MUSTER_TRY(write_output(path, text));
   int64_t damaged = 0;
   for (const DamagedFile& file : folder.damaged) damaged += file.lines;
   fmt::print("{}: {}, {} steps, {} incident{}{}\n", path,
