@@ -7,7 +7,6 @@
 
 #include <CLI/CLI.hpp>
 #include <array>
-#include <charconv>
 #include <cstdio>
 #include <map>
 #include <optional>
@@ -21,6 +20,7 @@
 #include "launcher/cli/commands.h"
 #include "launcher/cli/job_finder.h"
 #include "launcher/cli/parse_line.h"
+#include "launcher/report/rank_logs.h"
 
 namespace muster {
 namespace {
@@ -42,19 +42,6 @@ struct LogFiles {
   std::map<int64_t, std::string> folders;
   bool is_alive = false;
 };
-
-Result<int64_t> number_in(const std::string& name) {
-  int64_t number = 0;
-  const auto [end, error] = std::from_chars(name.data(), name.data() + name.size(), number);
-  if (error != std::errc() || end != name.data() + name.size()) {
-    return make_error(ErrorCode::kNotFound, "no number: {}", name);
-  }
-  return number;
-}
-
-std::vector<std::string> names_in(const std::string& folder) {
-  return real_file_system().list(folder).value_or({});
-}
 
 // Of a job that runs: what its agents on this machine say.
 Result<LogFiles> files_of_running(const std::string& name) {
@@ -84,21 +71,11 @@ Result<LogFiles> files_of_running(const std::string& name) {
   return files;
 }
 
-// Of a folder: the newest attempt in it, or in its folder "logs"; ranks count from 0 there.
 LogFiles files_in_folder(const std::string& folder) {
   LogFiles files;
-  for (const std::string& base : {folder, path_join(folder, "logs")}) {
-    for (const std::string& name : names_in(base)) {
-      if (!name.starts_with("attempt_")) continue;
-      const Result<int64_t> attempt = number_in(name.substr(8));
-      if (!attempt.ok() || *attempt < files.attempt) continue;
-      files.attempt = *attempt;
-      files.folders.clear();
-      for (const std::string& rank : names_in(path_join(base, name))) {
-        const Result<int64_t> number = number_in(rank);
-        if (number.ok()) files.folders[*number] = path_join(path_join(base, name), rank);
-      }
-    }
+  for (const RankLogs& rank : find_rank_logs(folder)) {
+    files.attempt = rank.attempt;
+    files.folders[rank.global_rank] = rank.folder;
   }
   return files;
 }
@@ -267,7 +244,7 @@ int logs_command(std::span<char*> args) {
   app.add_option("--rank", arguments.rank, "this global rank only, byte for byte");
   app.add_flag("-f,--follow", arguments.follow, "go on until the job ends");
   app.add_option("-n,--lines", arguments.lines, "start with the last N lines of each file")
-      ->check(CLI::NonNegativeNumber);
+      ->check(CLI::Range(int64_t{0}, int64_t{1'000'000'000}));
   auto* err = app.add_flag("--stderr", arguments.only_stderr, "stderr only");
   app.add_flag("--stdout", arguments.only_stdout, "stdout only")->excludes(err);
   if (const std::optional<int> status = parse_line(app, args)) return *status;

@@ -6,6 +6,7 @@
 
 #include "core/base/file_system.h"
 #include "core/base/text.h"
+#include "launcher/report/rank_logs.h"
 
 namespace muster {
 namespace {
@@ -141,27 +142,22 @@ LogTail read_tail(const std::string& path, int64_t nbytes) {
 }
 
 void read_logs(RunFolder& run) {
-  const std::string logs = path_join(run.path, "logs");
-  const std::vector<int64_t> attempts = numbers_in(logs, "attempt_");
-  if (attempts.empty()) return;
-  const std::string directory = path_join(logs, fmt::format("attempt_{}", attempts.back()));
-  const std::vector<int64_t> ranks = numbers_in(directory, "");
-  for (const int64_t rank : ranks) {
+  const std::vector<RankLogs> ranks = find_rank_logs(run.path);
+  for (const RankLogs& rank : ranks) {
     for (const std::string stream : {"stdout", "stderr"}) {
-      const std::string path =
-          path_join(path_join(directory, std::to_string(rank)), stream + ".log");
+      const std::string path = path_join(rank.folder, stream + ".log");
       const Result<FileInfo> info = real_file_system().info(path);
       if (!info.ok() || info->nbytes == 0 || run.logs.size() == kMaxTails) continue;
       LogTail tail = read_tail(path, info->nbytes);
-      tail.attempt = attempts.back();
-      tail.global_rank = rank;
+      tail.attempt = rank.attempt;
+      tail.global_rank = rank.global_rank;
       tail.stream = stream;
       run.logs.push_back(std::move(tail));
     }
   }
   if (!run.world_size && !ranks.empty()) {
     run.world_size = static_cast<int64_t>(ranks.size());
-    run.world_size_source = fmt::format("logs/attempt_{}", attempts.back());
+    run.world_size_source = fmt::format("logs/attempt_{}", ranks.front().attempt);
   }
 }
 

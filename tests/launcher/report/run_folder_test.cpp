@@ -1,12 +1,15 @@
 // What a report makes of the files of a run, whole or torn.
 #include "launcher/report/run_folder.h"
 
+#include <fcntl.h>
 #include <gmock/gmock.h>
+#include <sys/stat.h>
 
 #include <cmath>
 
 #include "core/base/file_system.h"
 #include "launcher/report/pipeline_drawing.h"
+#include "launcher/report/rank_logs.h"
 #include "launcher/report/timeline.h"
 #include "tests/support/matchers.h"
 
@@ -164,6 +167,48 @@ TEST(RunFolder, AddsTheRanksThatAnotherNodeHasRecorded) {
   ASSERT_EQ(run->incidents.size(), 2U);
   EXPECT_THAT(run->incidents[0].text, HasSubstr("\"global_rank\": 2"));
   EXPECT_THAT(run->incidents[1].text, ::testing::Not(HasSubstr("global_rank")));
+}
+
+TEST(RunFolder, ShowsTheLogsOfEveryNodeByGlobalRank) {
+  const TempDirectory directory;
+  const auto write = [&](const std::string& name, const std::string& text) {
+    ASSERT_OK(real_file_system().make_directories(path_parent(directory.file(name))));
+    ASSERT_OK(write_file_durably(real_file_system(), directory.file(name), text));
+  };
+  write("metrics.jsonl", step_line(1, 0, 1, 5));
+  const std::string start = R"({"event":"attempt_start","attempt":0,"first_rank":)";
+  write("agent_events.jsonl", start + "0}\n");
+  write("agent_events.b-2.jsonl", "{torn\n" + start + "2}\n");
+  write("logs/b-2/attempt_0/0/stderr.log", "third\n");
+  write("logs/b-2/attempt_0/1/stderr.log", "fourth\n");
+  write("logs/a-1/attempt_0/0/stdout.log", "first\n");
+  write("logs/a-1/attempt_0/1/stderr.log", "second\n");
+  const Result<RunFolder> run = read_run_folder(directory.path());
+  ASSERT_OK(run);
+  std::vector<std::string> seen;
+  for (const LogTail& tail : run->logs)
+    seen.push_back(fmt::format("{} {}", tail.global_rank, tail.lines.at(0)));
+  EXPECT_THAT(seen, ElementsAre("0 first", "1 second", "2 third", "3 fourth"));
+  EXPECT_EQ(run->world_size, 4);
+}
+
+TEST(RankLogs, TheAttemptThatWasWrittenLastCounts) {
+  const TempDirectory directory;
+  const auto write = [&](const std::string& name, int64_t seconds) {
+    const std::string path = directory.file(name);
+    ASSERT_OK(real_file_system().make_directories(path_parent(path)));
+    ASSERT_OK(write_file_durably(real_file_system(), path, "x\n"));
+    const timespec at{.tv_sec = seconds, .tv_nsec = 0};
+    const timespec times[] = {at, at};
+    ASSERT_EQ(::utimensat(AT_FDCWD, path.c_str(), times, 0), 0);
+  };
+  write("logs/attempt_0/0/stdout.log", 100);
+  write("logs/attempt_1/0/stdout.log", 200);
+  EXPECT_EQ(find_rank_logs(directory.path()).at(0).attempt, 1);
+  write("logs/attempt_0/0/stdout.log", 300);  // the job was started anew
+  EXPECT_EQ(find_rank_logs(directory.path()).at(0).attempt, 0);
+  EXPECT_EQ(find_rank_logs(directory.file("logs")).at(0).attempt, 0);
+  EXPECT_TRUE(find_rank_logs(directory.file("nothing")).empty());
 }
 
 TEST(Timeline, GivesAJobStartedAnewInTheSameFolderItsOwnAttempts) {
