@@ -88,6 +88,7 @@ Trainer::Trainer(const Recipe& recipe, const WorkerEnv& env, std::shared_ptr<Sto
   open_records();
   tell_memory_plan();
   resume();
+  write_recipe();
 }
 
 Trainer::~Trainer() = default;
@@ -96,6 +97,11 @@ void Trainer::open_group() {
   MUSTER_CHECK(recipe_.dist.backend != Recipe::Dist::Backend::kNccl, ErrorCode::kUnimplemented,
                "dist.backend: nccl moves CUDA tensors, and those of muster-train are on the CPU\n"
                "  fix: use dist.backend shm (one host) or gloo");
+  if (recipe_.dist.backend == Recipe::Dist::Backend::kFake && is_first_rank()) {
+    MUSTER_LOG(kWarn,
+               "dist.backend: fake moves nothing between ranks; the numbers of this run mean "
+               "nothing, only its memory plan does");
+  }
   const Deadline deadline = Deadline::after(recipe_.dist.timeout);
   ProcessGroup::Options options;
   options.group_rank = env_.global_rank;
@@ -152,8 +158,6 @@ void Trainer::open_records() {
   FileSystem& files = real_file_system();
   if (is_first_rank()) {
     files.make_directories(recipe_.run.dir).value();
-    write_file_durably(files, path_join(recipe_.run.dir, "recipe.resolved.yaml"), to_yaml(recipe_))
-        .value();
     metrics_ = std::make_unique<LineFile>(
         LineFile::open(path_join(recipe_.run.dir, "metrics.jsonl")).value());
     events_ = std::make_unique<LineFile>(
@@ -161,6 +165,13 @@ void Trainer::open_records() {
   }
   checkpointer_ = checkpoint::Checkpointer::open(options).value();
   event({{"event", "group_ready"}, {"t_ns", group_ready_ns_}});
+}
+
+// Only once it goes on: until then the file tells what the folder's run was made from.
+void Trainer::write_recipe() {
+  if (!is_first_rank()) return;
+  const std::string path = path_join(recipe_.run.dir, "recipe.resolved.yaml");
+  write_file_durably(real_file_system(), path, to_yaml(recipe_)).value();
 }
 
 // The microbatches of this rank. All ranks get as many as the fullest one: gathers must pair up.

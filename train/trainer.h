@@ -43,6 +43,7 @@ class Trainer {
   void build_optimizer();
   void open_records();
   void resume();
+  void write_recipe();
   void save();
   void report(const StepMetrics& metrics);
   void write_tensorboard(const StepMetrics& metrics);

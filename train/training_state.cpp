@@ -6,6 +6,7 @@
 #include "core/autograd/autograd.h"
 #include "core/base/log.h"
 #include "core/base/text.h"
+#include "launcher/recipe/recipe_keys.h"
 #include "train/trainer.h"
 
 namespace muster {
@@ -35,6 +36,19 @@ void add_pieces(const std::string& name, const fsdp::ShardedParam& param, const 
     piece.holders = replica_ranks(param.spec);
     pieces.push_back(std::move(piece));
   }
+}
+
+// The values that decide numbers and are not those of the checkpoint, one a line.
+std::string changed_values(const std::string& saved_text, const Recipe& recipe) {
+  const Result<Recipe> saved = parse_recipe(saved_text, "the checkpoint's recipe");
+  if (!saved.ok()) return fmt::format("\n  {}", saved.error().what());
+  std::string text;
+  for (const RecipeDifference& difference : diff(*saved, recipe)) {
+    const RecipeKey* key = find_recipe_key(difference.key);
+    if (key == nullptr || !key->decides_numbers) continue;
+    text += fmt::format("\n  {}: {} there, {} here", difference.key, difference.a, difference.b);
+  }
+  return text;
 }
 }  // namespace
 
@@ -93,10 +107,12 @@ void Trainer::save() {
     event({{"event", "saved"}, {"step", step_}, {"digest", report->digest}});
     return;
   }
-  // Training goes on: the previous checkpoint is intact. Two failures in a row are fatal.
+  // Training goes on: the previous checkpoint is intact. Two failures in a row are fatal, and so is
+  // one after the last step, which no later save makes good.
   MUSTER_LOG(kError, "{}", report.error().what());
   event({{"event", "save_failed"}, {"step", step_}, {"reason", report.error().what()}});
-  if (checkpointer_->failed_saves_in_a_row() >= 2) throw report.error();
+  const bool is_last = step_ == recipe_.train.steps;
+  if (is_last || checkpointer_->failed_saves_in_a_row() >= 2) throw report.error();
 }
 
 void Trainer::apply_train_state(const checkpoint::LoadedState& loaded) {
@@ -109,10 +125,9 @@ void Trainer::apply_train_state(const checkpoint::LoadedState& loaded) {
                data_.fingerprint(), loaded.path, fingerprint);
   const std::string hash = state.at("recipe_hash");
   MUSTER_CHECK(hash == hex64(recipe_hash(recipe_)), ErrorCode::kFailedPrecondition,
-               "resume: the recipe must compute the numbers that {} began; the values that differ "
-               "are listed by\n"
-               "  muster recipe diff {}/recipe.resolved.yaml {}",
-               loaded.path, recipe_.run.dir, recipe_.source);
+               "resume: the recipe must compute the numbers that {} began; got other values:{}\n"
+               "  fix: go back to the values there, or start in another run.dir",
+               loaded.path, changed_values(loaded.recipe_text, recipe_));
   step_ = state.at("step");
   tokens_seen_ = state.at("tokens_seen");
   for (OptimizerStateEntry& entry : optimizer_->state()) {

@@ -8,6 +8,7 @@
 #include <map>
 #include <set>
 
+#include "launcher/recipe/recipe.h"
 #include "tests/train/job.h"
 
 namespace muster {
@@ -76,6 +77,23 @@ TEST_F(EndToEnd, AChangedRecipeIsRefusedOnResume) {
   const Ended ended = run("--nproc-per-node 2", "optimizer.lr=1e-3");
   EXPECT_EQ(ended.status, 65) << ended.output;
   EXPECT_THAT(ended.output, HasSubstr("resume: the recipe"));
+  EXPECT_THAT(ended.output, HasSubstr("optimizer.lr: 0.003 there, 0.001 here"));
+  EXPECT_EQ(load_recipe(dir("run/recipe.resolved.yaml")).value().optimizer.lr, 3e-3)
+      << "a run that is refused leaves the record of the one before";
+}
+
+TEST_F(EndToEnd, AFailedSaveAfterTheLastStepFailsTheRun) {
+  // A folder that can be listed and never written.
+  const Ended ended = run("--nproc-per-node 2", "checkpoint.dir=/proc/self checkpoint.every=20");
+  EXPECT_EQ(ended.status, 74) << ended.output;
+  EXPECT_THAT(ended.output, HasSubstr("step 20/20"));
+  EXPECT_THAT(ended.output, HasSubstr("save step 20"));
+  for (const json& event : lines(dir("run/events.jsonl"))) EXPECT_NE(event.at("event"), "finished");
+}
+
+TEST_F(EndToEnd, ARunOnTheFakeBackendSaysThatItsNumbersMeanNothing) {
+  const Ended ended = run("", "dist.backend=fake train.steps=2");
+  EXPECT_THAT(ended.output, HasSubstr("the numbers of this run mean nothing"));
 }
 
 // Without any option, and in one look: the restart, its generation, its incident, its time.
