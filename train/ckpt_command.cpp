@@ -157,14 +157,17 @@ Result<Answer> diff(const std::string& path_a, const std::string& path_b) {
 
 CommandOutput render(const Result<Answer>& answer, bool as_json) {
   if (answer.ok()) {
-    return {answer->status, as_json ? answer->object.dump(2) + "\n" : answer->text, ""};
+    return {answer->status,
+            as_json ? answer->object.dump(2, ' ', false, json::error_handler_t::replace) + "\n"
+                    : answer->text,
+            ""};
   }
   const Error& error = answer.error();
   std::string out;
   if (as_json) {
     out =
         json{{"ok", false}, {"code", std::string(to_string(error.code()))}, {"error", error.what()}}
-            .dump(2) +
+            .dump(2, ' ', false, json::error_handler_t::replace) +
         "\n";
   }
   return {exit_status(error.code()), out, fmt::format("muster-tools ckpt: {}\n", error.what())};

@@ -29,6 +29,7 @@ constexpr Verb kVerbs[] = {
 };
 
 constexpr int kUsage = 64;
+constexpr int kNotPrinted = 74;  // as an Io error
 
 void print_usage(std::FILE* stream) {
   std::fputs("usage: muster-tools VERB [ARGUMENT]...\n\n", stream);
@@ -52,8 +53,10 @@ int main(int argc, char** argv) {
     if (name != verb.name) continue;
     const muster::CommandOutput output = verb.run(arguments);
     std::fputs(output.out.c_str(), stdout);
+    const bool is_printed = std::fflush(stdout) == 0 && std::ferror(stdout) == 0;
+    if (!is_printed) std::perror("muster-tools: stdout");
     std::fputs(output.err.c_str(), stderr);
-    return output.status;
+    return is_printed || output.status != 0 ? output.status : kNotPrinted;
   }
   std::fprintf(stderr, "muster-tools: unknown verb \"%s\"\n", name.c_str());
   print_usage(stderr);

@@ -4,6 +4,7 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <cstdlib>
 #include <nlohmann/json.hpp>
 #include <vector>
 
@@ -60,7 +61,7 @@ CommandOutput refused(const Arguments& arguments, const Error& error) {
   if (arguments.as_json) {
     out =
         json{{"ok", false}, {"code", std::string(to_string(error.code()))}, {"error", error.what()}}
-            .dump(2) +
+            .dump(2, ' ', false, json::error_handler_t::replace) +
         "\n";
   }
   return {is_bad_schedule ? kRefused : exit_status(error.code()), out,
@@ -97,7 +98,7 @@ CommandOutput show(const Arguments& arguments) {
     json object = timeline_json(*made, *timeline);
     object["drawing"] = split(trim(render(*made)), '\n');
     object["csv"] = to_csv(*made);
-    return {0, object.dump(2) + "\n", ""};
+    return {0, object.dump(2, ' ', false, json::error_handler_t::replace) + "\n", ""};
   }
   if (arguments.as_csv || arguments.lowered) return {0, to_csv(*made), ""};
   return {0, render(*made).substr(1) + timeline_text(*timeline), ""};
@@ -135,7 +136,10 @@ CommandOutput check(const Arguments& arguments) {
       text += "  muster's sends are buffered: with --transport buffered it is accepted\n";
     }
     const json object = {{"ok", false}, {"schedule", arguments.name}, {"faults", list}};
-    return {kRefused, arguments.as_json ? object.dump(2) + "\n" : "", text};
+    return {
+        kRefused,
+        arguments.as_json ? object.dump(2, ' ', false, json::error_handler_t::replace) + "\n" : "",
+        text};
   }
   const Result<Timeline> timeline = simulate(*read, arguments.cost_table());
   if (!timeline.ok()) return refused(arguments, timeline.error());
@@ -145,7 +149,8 @@ CommandOutput check(const Arguments& arguments) {
   object["ok"] = true;
   object["lowered"] = read->has_messages();
   object["order_matches"] = order.empty();
-  if (arguments.as_json) return {0, object.dump(2) + "\n", ""};
+  if (arguments.as_json)
+    return {0, object.dump(2, ' ', false, json::error_handler_t::replace) + "\n", ""};
   std::string text =
       fmt::format("{}: ok, {} ranks, {} stages, {} microbatches{}\n{}", arguments.name,
                   read->num_ranks(), read->num_stages, read->num_microbatches,
@@ -221,7 +226,26 @@ CommandOutput compare(const Arguments& arguments) {
     list.push_back(object);
   }
   if (!arguments.as_json) return {0, text, ""};
-  return {0, json{{"schedules", list}}.dump(2) + "\n", ""};
+  return {0, json{{"schedules", list}}.dump(2, ' ', false, json::error_handler_t::replace) + "\n",
+          ""};
+}
+
+// Also refuses nan, which is in every range.
+std::string is_time(const std::string& text) {
+  char* end = nullptr;
+  const double value = std::strtod(text.c_str(), &end);
+  const bool is_fine = end != text.c_str() && *end == '\0' && value >= 0 && value <= 1e12;
+  return is_fine ? "" : fmt::format("a time must be a number from 0 to 1e12; got {}", text);
+}
+
+// So many would take minutes and gigabytes, and no eye sees them.
+Result<void> check_size(const Arguments& arguments) {
+  constexpr int64_t kMost = 4'000'000;
+  const int64_t stages = std::max(arguments.stages, arguments.ranks * arguments.stages_per_rank);
+  if (stages * arguments.microbatches <= kMost) return {};
+  return make_error(ErrorCode::kInvalidArgument,
+                    "stages times microbatches must be at most {}; got {} x {}", kMost, stages,
+                    arguments.microbatches);
 }
 
 void add_options(CLI::App& app, Arguments& arguments) {
@@ -232,24 +256,28 @@ void add_options(CLI::App& app, Arguments& arguments) {
         ->check(CLI::Range(1, 999999));
     verb->add_option("--costs", arguments.costs, "F,I,W: times of forward and the two backwards")
         ->delimiter(',')
-        ->expected(3);
+        ->expected(3)
+        ->check(is_time);
     verb->add_flag("--json", arguments.as_json, "print one JSON object");
     return verb;
   };
+  const CLI::Range some(1, 9999);
   std::string names;
   for (const Generator& generator : generators()) {
     names += fmt::format("\n  {:<16} {}", generator.alias, generator.summary);
   }
   CLI::App* show = common(app.add_subcommand("show", "draw a schedule; names:" + names));
   show->add_option("name", arguments.name, "a name, or a file that ends in .csv")->required();
-  show->add_option("--stages", arguments.stages, "stages of the model")->required();
-  show->add_option("--ranks", arguments.ranks, "ranks; default: one stage (V schedules: two) each");
+  show->add_option("--stages", arguments.stages, "stages of the model")->required()->check(some);
+  show->add_option("--ranks", arguments.ranks, "ranks; default: one stage (V schedules: two) each")
+      ->check(some);
   show->add_flag("--csv", arguments.as_csv, "print it as CSV");
   show->add_flag("--lowered", arguments.lowered, "with messages, as CSV");
   CLI::App* check = common(app.add_subcommand("validate", "prove that a CSV file can be run"));
   check->add_option("file", arguments.name, "one row a rank, blank cells idle")->required();
-  check->add_option("--stages", arguments.stages, "stages of the model")->required();
-  check->add_option("--ranks", arguments.ranks, "ranks that there must be; default: the rows");
+  check->add_option("--stages", arguments.stages, "stages of the model")->required()->check(some);
+  check->add_option("--ranks", arguments.ranks, "ranks that there must be; default: the rows")
+      ->check(some);
   check
       ->add_option(
           "--transport", arguments.transport,
@@ -261,10 +289,11 @@ void add_options(CLI::App& app, Arguments& arguments) {
   check
       ->add_option("--max-live", arguments.max_live,
                    "most live microbatches: one number, or one a rank")
-      ->delimiter(',');
+      ->delimiter(',')
+      ->check(CLI::Range(0, 999999));
   CLI::App* compare = common(app.add_subcommand("compare", "a table of schedules"));
   compare->add_option("names", arguments.names, "names; default: all");
-  compare->add_option("--ranks", arguments.ranks, "ranks")->required()->check(CLI::Range(1, 9999));
+  compare->add_option("--ranks", arguments.ranks, "ranks")->required()->check(some);
   compare
       ->add_option("--stages-per-rank", arguments.stages_per_rank,
                    "where the schedule leaves it open; default 2")
@@ -284,6 +313,9 @@ CommandOutput run_schedule_command(std::span<const std::string> arguments) {
     return {0, app.help("", CLI::AppFormatMode::All), ""};
   } catch (const CLI::ParseError& error) {
     return {kUsage, "", fmt::format("muster-tools schedule: {}\n{}", error.what(), app.help())};
+  }
+  if (const Result<void> fits = check_size(values); !fits.ok()) {
+    return {kUsage, "", fmt::format("muster-tools schedule: {}\n", fits.error().what())};
   }
   if (app.got_subcommand("show")) return show(values);
   if (app.got_subcommand("validate")) return check(values);

@@ -105,6 +105,8 @@ void write_error_file(const WorkerEnv& env, const Error& error) {
        {{"message", fmt::format("{}: {}", to_string(error.code()), error.message())},
         {"extraInfo",
          {{"py_callstack", error.what()}, {"timestamp", std::to_string(std::time(nullptr))}}}}}};
-  static_cast<void>(write_file_durably(real_file_system(), env.error_file, record.dump()));
+  static_cast<void>(
+      write_file_durably(real_file_system(), env.error_file,
+                         record.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace)));
 }
 }  // namespace muster

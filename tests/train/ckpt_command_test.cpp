@@ -44,6 +44,12 @@ TEST_F(CkptCommand, LsListsNewestFirst) {
   EXPECT_EQ(object["checkpoints"][1]["ok"], true);
 }
 
+TEST_F(CkptCommand, JsonHoldsNamesOfAnyBytes) {
+  const CommandOutput output = run({"ls", dir_.file("none\xff"), "--json"});
+  EXPECT_EQ(output.status, 66);
+  EXPECT_EQ(json::parse(output.out)["ok"], false);
+}
+
 TEST_F(CkptCommand, VerifyNamesTheDamageAndFails) {
   EXPECT_EQ(run({"verify", a_}).status, 0);
   damage(a_ + "/step-00000002/rank-00001.safetensors");

@@ -1,6 +1,7 @@
 // `muster-tools schedule`: what people see, and the exit status that scripts see.
 #include "train/schedule_command.h"
 
+#include <algorithm>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <vector>
@@ -114,6 +115,37 @@ TEST(ScheduleCommand, CompareGivesAllSchedulesTheSameWork) {
   EXPECT_EQ(makespans, expected);
   EXPECT_THAT(run({"compare", "1f1b", "zbv", "--ranks", "4", "--microbatches", "8"}).out,
               AllOf(HasSubstr("1F1B"), HasSubstr("27.3 %"), HasSubstr("25.5")));
+}
+
+TEST(ScheduleCommand, NumbersThatMeanNothingAreUsageErrors) {
+  const std::vector<std::vector<std::string>> wrong = {
+      {"--stages", "0"},
+      {"--stages", "-4"},
+      {"--stages", "1000000000"},
+      {"--ranks", "0"},
+      {"--ranks", "-2"},
+      {"--microbatches", "0"},
+      {"--costs", "1"},
+      {"--costs", "1,nan,1"},
+      {"--costs", "-1,1,1"},
+      {"--costs", "inf,1,1"},
+      {"--microbatches", "999999", "--stages", "9999"}};
+  for (const auto& arguments : wrong) {
+    std::vector<std::string> all = {"show", "1f1b"};
+    for (const auto& [name, value] : {std::pair("--stages", "4"), std::pair("--microbatches", "4")})
+      if (std::ranges::count(arguments, name) == 0) all.insert(all.end(), {name, value});
+    all.insert(all.end(), arguments.begin(), arguments.end());
+    const CommandOutput output = run(all);
+    EXPECT_EQ(output.status, 64) << arguments[0] << " " << arguments[1] << output.err;
+    EXPECT_EQ(output.out, "");
+  }
+}
+
+TEST(ScheduleCommand, JsonHoldsNamesOfAnyBytes) {
+  const CommandOutput output =
+      run({"validate", "/nowhere\xff.csv", "--stages", "2", "--microbatches", "2", "--json"});
+  EXPECT_EQ(output.status, 66);
+  EXPECT_EQ(json::parse(output.out)["ok"], false);
 }
 
 TEST(ScheduleCommand, UsageErrorsExit64AndMissingFiles66) {
