@@ -50,7 +50,7 @@ CommandOutput run_generate_command(std::span<const std::string> arguments) {
   app.add_option("folder", request.folder, "config.json and safetensors")->required();
   app.add_option("--prompt-ids", request.prompt, "token ids, such as 1,2,3")->required();
   app.add_option("--max-new", request.max_new_tokens, "at most so many new tokens")
-      ->check(CLI::NonNegativeNumber)
+      ->check(CLI::Range(int64_t{0}, int64_t{1} << 31))
       ->capture_default_str();
   CLI::Option* stop =
       app.add_option("--stop-ids", request.stop_ids,

@@ -1,6 +1,7 @@
 #include "train/logits_command.h"
 
 #include <fmt/format.h>
+#include <sys/stat.h>
 
 #include <CLI/CLI.hpp>
 
@@ -48,6 +49,11 @@ checkpoint::SafetensorsTensor file_tensor(std::string name, std::string dtype, c
 
 // Logits of the narrower types are written as f32, which holds them exactly.
 Result<std::string> write_logits(const Request& request) {
+  struct stat info {};
+  if (::stat(request.out.c_str(), &info) == 0 && !S_ISREG(info.st_mode)) {
+    return make_error(ErrorCode::kInvalidArgument,
+                      "--out: must be a new file or a regular one; got {}", request.out);
+  }
   const DType dtype = MUSTER_TRY(parse_compute_dtype(request.dtype));
   const hf::LoadedFolder loaded =
       MUSTER_TRY(hf::load_folder(real_file_system(), request.folder, dtype));

@@ -25,8 +25,9 @@ Result<std::vector<int64_t>> parse_ids(const std::string& text) {
 Result<void> check_ids(const std::vector<int64_t>& ids, const hf::Config& config) {
   for (const int64_t id : ids) {
     if (id >= 0 && id < config.vocab_size()) continue;
-    return make_error(ErrorCode::kOutOfRange, "ids: must be below the vocabulary's size {}; got {}",
-                      config.vocab_size(), id);
+    return make_error(ErrorCode::kOutOfRange,
+                      "ids: must be from 0 to {}, by the vocabulary; got {}",
+                      config.vocab_size() - 1, id);
   }
   return {};
 }

@@ -128,6 +128,7 @@ GptConfig read_gpt2(ConfigKeys& keys) {
   model.layer_norm_eps = keys.number("layer_norm_epsilon", 1e-5);
   model.tied_head = keys.flag("tie_word_embeddings", true);
   model.init_std = keys.number("initializer_range", 0.02);
+  if (!(model.layer_norm_eps >= 0)) keys.invalid("layer_norm_epsilon", "be at least 0");
   if (model.dim % model.heads != 0) keys.invalid("n_head", "divide n_embd");
   const std::string activation = keys.text("activation_function", "gelu_new");
   if (activation != "gelu_new" && activation != "gelu_pytorch_tanh") {
@@ -227,6 +228,7 @@ LlamaConfig read_llama(ConfigKeys& keys, Family family) {
   model.qk_norm = family == Family::kQwen3;
   model.attention_dropout = keys.number("attention_dropout", 0.0);
   model.init_std = keys.number("initializer_range", 0.02);
+  if (!(model.rms_norm_eps >= 0)) keys.invalid("rms_norm_eps", "be at least 0");
   if (model.heads % model.kv_heads != 0) {
     keys.invalid("num_key_value_heads", "divide num_attention_heads");
   }

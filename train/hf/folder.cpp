@@ -119,11 +119,16 @@ Result<void> check_is_new(FileSystem& fs, const std::string& folder) {
                     folder);
 }
 
-std::vector<int64_t> ids_of(const json& value) {
+Result<std::vector<int64_t>> ids_of(const std::string& path, const json& value) {
   std::vector<int64_t> ids;
   const json one = json::array({value});
   for (const json& id : value.is_array() ? value : one) {
-    if (id.is_number_integer()) ids.push_back(id.get<int64_t>());
+    if (!id.is_number_integer()) {
+      return make_error(ErrorCode::kInvalidArgument,
+                        "{}: eos_token_id must be an integer or a list of them; got {}", path,
+                        value.dump());
+    }
+    ids.push_back(id.get<int64_t>());
   }
   return ids;
 }
@@ -144,7 +149,7 @@ Result<Config> read_config(FileSystem& fs, const std::string& folder) {
     return make_error(ErrorCode::kCorruption, "{}: must be a JSON object", generation);
   }
   const auto at = object.find("eos_token_id");
-  if (at != object.end() && !at->is_null()) config.eos_ids = ids_of(*at);
+  if (at != object.end() && !at->is_null()) config.eos_ids = MUSTER_TRY(ids_of(generation, *at));
   return config;
 }
 

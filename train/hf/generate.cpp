@@ -1,6 +1,7 @@
 #include "train/hf/generate.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "core/autograd/autograd.h"
 #include "core/ops/ops.h"
@@ -32,7 +33,12 @@ std::vector<int64_t> generate_greedy(CausalLm& model, std::span<const int64_t> p
   Tensor fresh = from_span(prompt, {1, static_cast<int64_t>(prompt.size())});
   for (int64_t i = 0; i < options.max_new_tokens; ++i) {
     const Tensor logits = model(fresh);
-    fresh = argmax(narrow(logits, 1, logits.size(1) - 1, 1), -1);
+    const Tensor last = narrow(logits, 1, logits.size(1) - 1, 1);
+    MUSTER_CHECK(!std::isnan(amax(last).item()), ErrorCode::kFailedPrecondition,
+                 "generate: the logits must be numbers; got nan after {} tokens; the weights or "
+                 "the config are damaged, or the dtype is too narrow for them",
+                 ids.size());
+    fresh = argmax(last, -1);
     ids.push_back(fresh.item_int());
     if (std::ranges::count(options.stop_ids, ids.back()) > 0) break;
   }

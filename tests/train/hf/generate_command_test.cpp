@@ -56,6 +56,7 @@ class GenerateCommand : public ::testing::Test {
  protected:
   std::string changed_copy(const std::string& name, const json& changes) {
     const std::string to = dir_.file(name);
+    std::filesystem::remove_all(to);
     std::filesystem::copy(golden_folder(name), to);
     const std::string path = to + "/config.json";
     json config = json::parse(read_text(real_file_system(), path).value());
@@ -109,7 +110,13 @@ TEST_F(GenerateCommand, RefusesByNameWithTheStatusOfTheErrorTable) {
   expect(generate({llama}), 64, "--prompt-ids is required");
   expect(generate({llama, "--prompt-ids", "1,x"}), 64, "got \"x\" in \"1,x\"");
   expect(generate({llama, "--prompt-ids", "1,256"}), 65,
-         "must be below the vocabulary's size 256; got 256");
+         "must be from 0 to 255, by the vocabulary; got 256");
+  expect(generate({llama, "--prompt-ids", "-1"}), 65,
+         "must be from 0 to 255, by the vocabulary; got -1");
+  expect(generate({llama, "--prompt-ids", "1", "--max-new", "9223372036854775807"}), 64,
+         "not in range 0 to 2147483648");
+  expect(generate({changed_copy("llama", {{"rms_norm_eps", -1}}), "--prompt-ids", "1"}), 64,
+         "rms_norm_eps must be at least 0; got -1");
   expect(generate({llama, "--prompt-ids", "1", "--dtype", "i8"}), 64,
          "must be f32, f64, bf16 or f16");
   expect(generate({dir_.file("none"), "--prompt-ids", "1"}), 66, "none/config.json");
@@ -125,6 +132,48 @@ TEST_F(GenerateCommand, RefusesByNameWithTheStatusOfTheErrorTable) {
   const std::string long_prompt = ids_text(zeros({60}, DType::kI64));
   expect(generate({golden_folder("gpt2"), "--prompt-ids", long_prompt, "--ignore-eos"}), 64,
          "of length at most 64");
+}
+
+TEST_F(GenerateCommand, AFolderWhoseStopTokensCannotBeReadIsRefused) {
+  const std::string folder = changed_copy("llama", json::object());
+  const std::string path = folder + "/generation_config.json";
+  for (const char* stop : {"\"x\"", "[2, null]", "1e30"}) {
+    std::filesystem::remove(path);
+    write_file_durably(real_file_system(), path, fmt::format("{{\"eos_token_id\": {}}}", stop))
+        .value();
+    const CommandOutput output = generate({folder, "--prompt-ids", "1"});
+    EXPECT_EQ(output.status, 64) << stop;
+    EXPECT_THAT(output.err, HasSubstr("eos_token_id must be an integer or a list of them"));
+  }
+}
+
+TEST_F(GenerateCommand, LogitsThatAreNoNumbersMakeNoTokens) {
+  const std::string folder = changed_copy("llama", json::object());
+  const std::string path = folder + "/model.safetensors";
+  std::string bytes = read_text(real_file_system(), path).value();
+  for (size_t i = bytes.size() - 64; i < bytes.size(); ++i) bytes[i] = '\xff';
+  std::filesystem::remove(path);
+  write_file_durably(real_file_system(), path, bytes).value();
+  const CommandOutput output = generate({folder, "--prompt-ids", "1,2"});
+  EXPECT_EQ(output.status, 65);
+  EXPECT_EQ(output.out, "");
+  EXPECT_THAT(output.err, HasSubstr("got nan after 2 tokens"));
+}
+
+TEST_F(GenerateCommand, IdsThatCannotBePrintedFail) {
+  const std::string folder = golden_folder("llama");
+  EXPECT_EQ(tools(fmt::format("generate {} --prompt-ids 1 > /dev/full", folder)).status, 74);
+}
+
+TEST_F(GenerateCommand, LogitsAreNotWrittenOverWhatIsNoFile) {
+  std::filesystem::create_directory(dir_.file("d"));
+  for (const std::string& out : {dir_.file("d"), std::string("/dev/null")}) {
+    const CommandOutput output = run_logits_command(
+        std::vector<std::string>{golden_folder("llama"), "--prompt-ids", "1", "--out", out});
+    EXPECT_EQ(output.status, 64);
+    EXPECT_THAT(output.err, HasSubstr("must be a new file or a regular one"));
+  }
+  EXPECT_TRUE(std::filesystem::is_character_file("/dev/null"));
 }
 
 TEST_F(GenerateCommand, HelpSaysWhatTheIdsAre) {
