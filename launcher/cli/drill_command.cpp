@@ -79,6 +79,7 @@ class RunFolder {
 
 Result<int> run(const Arguments& arguments) {
   const Drill drill = MUSTER_TRY(load_drill(arguments.file));
+  if (!arguments.json_path.empty()) MUSTER_TRY(check_output(arguments.json_path), "drill --json");
   const std::string self = MUSTER_TRY(own_path());
   const RunFolder folder(arguments.keep.empty() ? "" : MUSTER_TRY(absolute(arguments.keep)));
   const Result<DrillOutcome> outcome =

@@ -25,6 +25,21 @@ Result<void> write_through(const std::string& path, std::string_view text) {
 }
 }  // namespace
 
+Result<void> check_output(const std::string& path) {
+  struct stat info {};
+  const std::string folder = path_parent(path);
+  if (::stat(path.c_str(), &info) == 0 && S_ISDIR(info.st_mode)) {
+    return make_error(ErrorCode::kIo, "{}: must be a file to write; got a folder", path);
+  }
+  if (::stat(folder.c_str(), &info) != 0 || !S_ISDIR(info.st_mode)) {
+    return make_error(ErrorCode::kNotFound, "{}: must lie in a folder; there is no {}", path,
+                      folder);
+  }
+  const std::string& asked = ::access(path.c_str(), F_OK) == 0 ? path : folder;
+  if (::access(asked.c_str(), W_OK) == 0) return {};
+  return make_error(ErrorCode::kIo, "{}: must be writable: {}", asked, errno_text(errno));
+}
+
 Result<void> write_output(const std::string& path, std::string_view text) {
   struct stat info {};
   const bool is_there = ::lstat(path.c_str(), &info) == 0;

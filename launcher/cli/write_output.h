@@ -12,6 +12,10 @@
 
 namespace muster {
 
+/// Whether write_output may work, asked before the work that makes the text. Writes nothing.
+/// @error kNotFound no folder to write to; kIo it must not be written
+Result<void> check_output(const std::string& path);
+
 /// @error kIo, kNotFound; of a file that could not be written whole nothing is left
 Result<void> write_output(const std::string& path, std::string_view text);
 

@@ -32,6 +32,17 @@ TEST(WriteOutput, AFolderIsRefusedAndNothingIsLeft) {
   EXPECT_EQ(real_file_system().list(folder.path()).value(), std::vector<std::string>{"d"});
 }
 
+TEST(WriteOutput, WhereItCannotWriteIsToldBeforeTheWork) {
+  const TempDirectory folder;
+  EXPECT_OK(check_output(folder.file("new")));
+  EXPECT_OK(check_output("/dev/null"));
+  EXPECT_EQ(real_file_system().list(folder.path()).value(), std::vector<std::string>{});
+  EXPECT_THAT(check_output(folder.file("none/new")),
+              testing::FailsWith(ErrorCode::kNotFound, HasSubstr("there is no ")));
+  EXPECT_THAT(check_output(folder.path()),
+              testing::FailsWith(ErrorCode::kIo, HasSubstr("got a folder")));
+}
+
 // As in `... > file` on a full disk: exit 0 would tell a script that the file is whole.
 TEST(Output, WhatCannotBePrintedFails) {
   for (const std::string command : {"status", "status --json", "recipe keys", "help"}) {
