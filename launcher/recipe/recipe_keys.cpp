@@ -190,7 +190,8 @@ void add_the_rest(Rows& rows) {
         at<&R::train, &T::global_batch>);
   train("microbatch", between(1, 1 << 24), kNumbers, "sequences a forward, on one rank",
         at<&R::train, &T::microbatch>);
-  train("deterministic", kAny, kNumbers, "same numbers in every run; costs speed where it must",
+  train("deterministic", kAny, kNumbers,
+        "same numbers in every run; all that runs is so, and false changes nothing yet",
         at<&R::train, &T::deterministic>);
   train("threads", between(0, 1024), kOther, "threads a rank; 0 = allowed cores / local ranks",
         at<&R::train, &T::threads>);
