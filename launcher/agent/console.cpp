@@ -15,7 +15,13 @@ constexpr size_t kPieceNbytes = PIPE_BUF;
 }  // namespace
 
 Console::Console(EventLoop& loop, int fd) : loop_(loop), fd_(fd) {
-  pollable_ = loop_.add(fd_, 0, [this](uint32_t) { push(); });
+  // An error is told also while nothing is asked for, and again and again.
+  pollable_ = loop_.add(fd_, 0, [this](uint32_t events) {
+    const bool was_full = is_full();
+    if ((events & (EPOLLERR | EPOLLHUP)) != 0) close();
+    push();
+    if (was_full && !is_full() && on_drained_) on_drained_();
+  });
 }
 
 Console::~Console() { loop_.remove(fd_); }
@@ -48,13 +54,19 @@ bool Console::write_some() {
   }
   if (errno == EINTR) return true;
   if (errno == EAGAIN) return false;
-  closed_ = true;  // nobody reads any more (EPIPE), or the disk behind it is full
-  written_ = buffer_.size();
+  close();  // nobody reads any more (EPIPE), or the disk behind it is full
   return true;
 }
 
+// The job goes on without it.
+void Console::close() {
+  closed_ = true;
+  written_ = buffer_.size();
+  loop_.remove(fd_);
+  pollable_ = armed_ = false;
+}
+
 void Console::push() {
-  const bool was_full = is_full();
   bool more = true;
   while (more && written_ < buffer_.size()) more = write_some();
   if (written_ == buffer_.size()) {
@@ -69,7 +81,6 @@ void Console::push() {
     armed_ = wanted;
     loop_.modify(fd_, wanted ? static_cast<uint32_t>(EPOLLOUT) : 0U);
   }
-  if (was_full && !is_full() && on_drained_) on_drained_();
 }
 
 void Console::flush(Deadline deadline) {

@@ -44,6 +44,7 @@ class Console {
  private:
   void push();
   bool write_some();
+  void close();
 
   EventLoop& loop_;
   int fd_;

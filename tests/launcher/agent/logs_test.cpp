@@ -9,6 +9,7 @@
 #include <filesystem>
 
 #include "core/base/text.h"
+#include "launcher/agent/console.h"
 #include "launcher/agent/log_pump.h"
 #include "tests/launcher/agent/run_muster.h"
 
@@ -319,6 +320,29 @@ TEST_F(PumpTest, CarriageReturnsEndPiecesAndCrLfIsOneEnd) {
   EXPECT_EQ(shown(), "[0]1%\r");
   write(0, "\ndone\r\n");
   EXPECT_EQ(shown(), "[0]2%\r\n[0]done\r\n");
+}
+
+// epoll tells it again and again, also when nothing is asked for.
+TEST(ConsoleTest, IsForgottenOnceItsReaderHasGone) {
+  for (const size_t kept : {size_t{0}, 4 * Console::kHighWater}) {
+    int ends[2] = {-1, -1};
+    ASSERT_EQ(::pipe2(ends, O_CLOEXEC), 0);
+    EventLoop loop;
+    Console console(loop, ends[1]);
+    int drained = 0;
+    console.set_on_drained([&] { ++drained; });
+    console.write_raw(std::string(kept, 'x'));
+    EXPECT_EQ(console.is_full(), kept > 0);
+    ::close(ends[0]);
+    loop.run_once(real_clock().now() + 10s);
+    EXPECT_FALSE(console.is_full());
+    EXPECT_EQ(drained, kept > 0 ? 1 : 0);
+    const TimePoint until = real_clock().now() + 20ms;
+    loop.run_once(until);
+    EXPECT_GE(real_clock().now(), until) << "it was told again";
+    console.write_raw("nobody reads this");
+    ::close(ends[1]);
+  }
 }
 
 }  // namespace
