@@ -67,6 +67,13 @@ function(muster_layer layer)
     add_library(${target} STATIC ${sources})
     target_include_directories(${target} PUBLIC ${CMAKE_SOURCE_DIR})
     target_link_libraries(${target} PUBLIC ${links} ${ARGN} PRIVATE muster_warnings)
+    # Not the kernels: Highway compiles each of their files once per CPU, by including it again. Not the commands,
+    # each of which is a small program.
+    if(MUSTER_UNITY AND NOT layer STREQUAL core/kernels)
+      set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 8)
+      list(FILTER sources INCLUDE REGEX "_command\\.cpp$")
+      set_source_files_properties(${sources} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
+    endif()
   else()
     add_library(${target} INTERFACE)
     target_include_directories(${target} INTERFACE ${CMAKE_SOURCE_DIR})

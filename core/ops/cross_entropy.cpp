@@ -77,13 +77,13 @@ void rows_kernel(const OpArgs& args, std::span<Tensor> outs) {
 }
 
 // (grad, logits, target, lse, weight, ignore_index, label_smoothing)
-TensorSpec backward_infer(const OpArgs& args) {
+TensorSpec cross_entropy_backward_infer(const OpArgs& args) {
   const Tensor& logits = args.tensor(1);
   return {DimVector(logits.sizes()), preserved_strides(logits.sizes(), logits.strides()),
           logits.dtype(), logits.device()};
 }
 
-void backward_kernel(const OpArgs& args, std::span<Tensor> outs) {
+void cross_entropy_backward_kernel(const OpArgs& args, std::span<Tensor> outs) {
   Tensor weight;
   cpu::CrossEntropyOptions options = options_of(args, 4);
   if (!args[4].is_none()) {
@@ -250,8 +250,8 @@ MUSTER_DEFINE_OPS(cross_entropy) {
                           "f(0,5), x5(0), None, -100, 0.0"}));
   table.add(OpDef("cross_entropy_backward(Tensor grad, Tensor logits, Tensor target, Tensor lse, "
                   "Tensor? weight, int ignore_index, float label_smoothing) -> Tensor")
-                .infer(backward_infer)
-                .kernel(DeviceType::kCpu, backward_kernel)
+                .infer(cross_entropy_backward_infer)
+                .kernel(DeviceType::kCpu, cross_entropy_backward_kernel)
                 .not_differentiable(kComposedWhenRecorded)
                 .shard({"S(0), S(0), S(0), S(0), R -> S(0)"})
                 .samples({"f(2), f(2,5), x5(2), f(2), None, -100, 0.0"}));

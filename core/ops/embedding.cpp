@@ -41,12 +41,12 @@ void kernel(const OpArgs& args, std::span<Tensor> outs) {
 }
 
 // (grad, indices, num_weights, padding_idx, scale_grad_by_freq)
-TensorSpec backward_infer(const OpArgs& args) {
+TensorSpec embedding_backward_infer(const OpArgs& args) {
   const Tensor& grad = args.tensor(0);
   return TensorSpec::contiguous({args[2].integer(), grad.size(-1)}, grad.dtype(), grad.device());
 }
 
-void backward_kernel(const OpArgs& args, std::span<Tensor> outs) {
+void embedding_backward_kernel(const OpArgs& args, std::span<Tensor> outs) {
   const Tensor indices = dense(args.tensor(1));
   const Tensor& grad = args.tensor(0);
   const DimVector sizes = {indices.numel(), grad.size(-1)};
@@ -105,8 +105,8 @@ MUSTER_DEFINE_OPS(embedding) {
                           "f(5,3), x5(0), -1, false"}));
   table.add(OpDef("embedding_backward(Tensor grad, Tensor indices, int num_weights, int "
                   "padding_idx, bool scale_grad_by_freq) -> Tensor")
-                .infer(backward_infer)
-                .kernel(DeviceType::kCpu, backward_kernel)
+                .infer(embedding_backward_infer)
+                .kernel(DeviceType::kCpu, embedding_backward_kernel)
                 .derivative(backward_derivative, {"indices"})
                 .shard({"S(0), S(0) -> P", "S(1), S(1) -> P", "S(-1), R -> S(1)"})
                 .samples({"f(2,2,3), x5(2,2), 5, -1, false"}));

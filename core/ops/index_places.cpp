@@ -343,7 +343,7 @@ void one_hot_composite(const OpArgs& args, std::span<Tensor> outs) {
   outs[0] = call_one(op, self, classes);
 }
 
-constexpr const char* kAnyShard = "an index may name an element of any shard";
+constexpr const char* kAnyElement = "an index may name an element of any shard";
 }  // namespace
 
 MUSTER_DEFINE_OPS(index_places) {
@@ -357,7 +357,7 @@ MUSTER_DEFINE_OPS(index_places) {
                 .infer(index_infer)
                 .kernel(DeviceType::kCpu, index_kernel)
                 .derivative(index_derivative, {"index"})
-                .replicate_only(kAnyShard)
+                .replicate_only(kAnyElement)
                 .samples({"f(4,3), x3(1,2), [0]", "f(3,4,3), x3(2,2), [0,2]"}));
   table.add(
       OpDef("index_put_stacked(Tensor self, Tensor index, int[] dims, Tensor values, bool "
@@ -366,7 +366,7 @@ MUSTER_DEFINE_OPS(index_places) {
           .kernel(DeviceType::kCpu, put_kernel)
           .in_place()
           .derivative(put_derivative, {"index"})
-          .replicate_only(kAnyShard)
+          .replicate_only(kAnyElement)
           .samples({"f(4,3), x3(1,2), [0], f(2,3), true", "f(4,3), x3(1,2), [0], f(3), false"}));
   table.add(composed("index(Tensor self, Tensor?[] indices) -> Tensor", index_composite,
                      {"f(4,3), [x4(2)]"}));

@@ -69,7 +69,7 @@ GradList select_derivative(Context c) {
 }
 
 // (self, dim, index, source, ..): source has self's sizes but for `dim`.
-TensorSpec rows_infer(const OpArgs& args) {
+TensorSpec index_rows_infer(const OpArgs& args) {
   check_rows(args);
   const Tensor &self = args.tensor(0), &index = args.tensor(2), &source = args.tensor(3);
   MUSTER_CHECK(self.dtype() == source.dtype(), ErrorCode::kInvalidArgument,
@@ -251,7 +251,7 @@ GradList scatter_add_derivative(Context c) {
   return {c.grad(), {}, c.needs("src") ? gathered(c, "src") : Tensor()};
 }
 
-constexpr const char* kAnyShard = "an index may name a row of any shard";
+constexpr const char* kAnyRow = "an index may name a row of any shard";
 
 OpDef along_dim(const char* schema, InferFn infer, KernelFn kernel, DerivativeFn derivative,
                 std::vector<std::string> samples) {
@@ -269,30 +269,30 @@ MUSTER_DEFINE_OPS(index_rows) {
                 .shard({"S(b), R -> S(b) where b != dim", "P, R -> P"}));
   table.add(along_dim("index_add(Tensor self, int dim, Tensor index, Tensor source, *, Scalar "
                       "alpha=1) -> Tensor",
-                      rows_infer, add_kernel, add_derivative, {"f(4,3), 0, x4(2), f(2,3), 1"})
-                .replicate_only(kAnyShard)
+                      index_rows_infer, add_kernel, add_derivative, {"f(4,3), 0, x4(2), f(2,3), 1"})
+                .replicate_only(kAnyRow)
                 .in_place());
   table.add(along_dim("index_copy(Tensor self, int dim, Tensor index, Tensor source) -> Tensor",
-                      rows_infer, copy_kernel, copy_derivative, {"f(4,3), 0, x4(2), f(2,3)"})
+                      index_rows_infer, copy_kernel, copy_derivative, {"f(4,3), 0, x4(2), f(2,3)"})
                 .autocast(AutocastClass::kPromote)
-                .replicate_only(kAnyShard)
+                .replicate_only(kAnyRow)
                 .in_place());
   table.add(along_dim("index_fill(Tensor self, int dim, Tensor index, Tensor value) -> Tensor",
                       fill_infer, fill_kernel, fill_derivative, {"f(4,3), 0, x4(2), 0.5"})
-                .replicate_only(kAnyShard)
+                .replicate_only(kAnyRow)
                 .in_place());
   table.add(along_dim("gather(Tensor self, int dim, Tensor index) -> Tensor", gather_infer,
                       gather_kernel, gather_derivative, {"f(4,3), 0, x4(2,3)"})
-                .replicate_only(kAnyShard));
+                .replicate_only(kAnyRow));
   table.add(along_dim("scatter(Tensor self, int dim, Tensor index, Tensor src) -> Tensor",
                       scatter_infer, scatter_kernel<ScatterKind::kAssign>, scatter_derivative,
                       {"f(4,3), 0, x4(2,3), f(2,3)", "f(4,3), 0, x4(2,3), 0.5"})
-                .replicate_only(kAnyShard)
+                .replicate_only(kAnyRow)
                 .in_place());
   table.add(along_dim("scatter_add(Tensor self, int dim, Tensor index, Tensor src) -> Tensor",
                       scatter_infer, scatter_kernel<ScatterKind::kSum>, scatter_add_derivative,
                       {"f(4,3), 0, x4(2,3), f(2,3)"})
-                .replicate_only(kAnyShard)
+                .replicate_only(kAnyRow)
                 .in_place());
 }
 }  // namespace muster::ops

@@ -32,13 +32,13 @@ void kernel(const OpArgs& args, std::span<Tensor> outs) {
 }
 
 // (grad, result, dim)
-TensorSpec backward_infer(const OpArgs& args) {
+TensorSpec softmax_backward_infer(const OpArgs& args) {
   const Tensor& result = args.tensor(1);
   return TensorSpec::contiguous(result.sizes(), result.dtype(), result.device());
 }
 
 template <BackwardKernel kKernel>
-void backward_kernel(const OpArgs& args, std::span<Tensor> outs) {
+void softmax_backward_kernel(const OpArgs& args, std::span<Tensor> outs) {
   kKernel(outs[0], args.tensor(0), args.tensor(1), args[2].integer());
 }
 
@@ -75,7 +75,7 @@ OpDef forward_op(const char* schema, KernelFn fn, DerivativeFn derivative) {
 
 OpDef backward_op(const char* schema, KernelFn fn) {
   return OpDef(schema)
-      .infer(backward_infer)
+      .infer(softmax_backward_infer)
       .kernel(DeviceType::kCpu, fn)
       .not_differentiable(kComposedWhenRecorded)
       .shard({kBackwardRule})
@@ -95,9 +95,9 @@ MUSTER_DEFINE_OPS(softmax) {
       forward_op("log_softmax(Tensor self, int dim, *, ScalarType? dtype=None) -> (Tensor result)",
                  kernel<cpu::log_softmax>, log_softmax_derivative));
   table.add(backward_op("softmax_backward(Tensor grad, Tensor result, int dim) -> Tensor",
-                        backward_kernel<cpu::softmax_backward>));
+                        softmax_backward_kernel<cpu::softmax_backward>));
   table.add(backward_op("log_softmax_backward(Tensor grad, Tensor result, int dim) -> Tensor",
-                        backward_kernel<cpu::log_softmax_backward>));
+                        softmax_backward_kernel<cpu::log_softmax_backward>));
 }
 }  // namespace muster::ops
 

@@ -9,14 +9,14 @@ namespace {
 using Context = const BackwardContext&;
 
 // (grad, gate, up) -> gradient of gate
-TensorSpec backward_infer(const OpArgs& args) {
+TensorSpec swiglu_backward_infer(const OpArgs& args) {
   DType dtype = promote_types(args.tensor(1).dtype(), args.tensor(2).dtype());
   dtype = compute_dtype(Typing::kFloatOnly, promote_types(dtype, args.tensor(0).dtype()),
                         args.op_name());
   return pointwise_spec(args.values(), dtype, args.op_name());
 }
 
-void backward_kernel(const OpArgs& args, std::span<Tensor> outs) {
+void swiglu_backward_kernel(const OpArgs& args, std::span<Tensor> outs) {
   const Tensor& out = outs[0];
   const KernelOperand grad(args[0], out.dtype(), out.sizes());
   const KernelOperand gate(args[1], out.dtype(), out.sizes());
@@ -49,8 +49,8 @@ MUSTER_DEFINE_OPS(swiglu) {
                 .shard({"S(b), S(b) -> S(b)", "R, P -> P"})
                 .samples({"f(2,3), f(2,3)", "f(2,3), f(3)", "f(2,3).t, f(3,2)", "f(0,3), f(0,3)"}));
   table.add(OpDef("swiglu_backward(Tensor grad, Tensor gate, Tensor up) -> Tensor")
-                .infer(backward_infer)
-                .kernel(DeviceType::kCpu, backward_kernel)
+                .infer(swiglu_backward_infer)
+                .kernel(DeviceType::kCpu, swiglu_backward_kernel)
                 .not_differentiable(kComposedWhenRecorded)
                 .shard({"S(b), S(b), S(b) -> S(b)", "P, R, R -> P"})
                 .fusion(FusionClass::kPointwise)

@@ -22,6 +22,11 @@ enum class CollectiveKind : uint8_t {
 };
 inline constexpr size_t kNumCollectiveKinds = 11;
 
+/// Between two ranks: send and recv.
+constexpr bool is_pair(CollectiveKind kind) noexcept {
+  return kind == CollectiveKind::kSend || kind == CollectiveKind::kRecv;
+}
+
 /// kAvg takes floating tensors only; kBand, kBor and kBxor take integers and bools only.
 enum class ReduceOp : uint8_t { kSum, kAvg, kProduct, kMin, kMax, kBand, kBor, kBxor };
 

@@ -96,6 +96,12 @@ Result<MeshRef> DeviceMesh::open(std::shared_ptr<ProcessGroup> world, std::vecto
   return MeshRef(std::move(mesh));
 }
 
+std::vector<int> DeviceMesh::sizes() const {
+  std::vector<int> sizes;
+  for (const Axis& axis : axes_) sizes.push_back(axis.size);
+  return sizes;
+}
+
 int DeviceMesh::size() const noexcept {
   int product = 1;
   for (const Axis& axis : axes_) product *= axis.size;

@@ -31,6 +31,8 @@ class DeviceMesh : public std::enable_shared_from_this<DeviceMesh> {
   [[nodiscard]] int num_axes() const noexcept { return static_cast<int>(axes_.size()); }
   /// Number of ranks in this mesh.
   [[nodiscard]] int size() const noexcept;
+  /// Of each axis.
+  [[nodiscard]] std::vector<int> sizes() const;
   /// This rank's position along each axis.
   [[nodiscard]] const std::vector<int>& coordinate() const noexcept { return coordinate_; }
   /// Global ranks of the mesh that holds this rank, row-major.

@@ -14,12 +14,6 @@ class LocalShardImpl final : public TensorImpl {
   const LocalShard shard;
 };
 
-std::vector<int> mesh_sizes(const DeviceMesh& mesh) {
-  std::vector<int> sizes;
-  for (const DeviceMesh::Axis& axis : mesh.axes()) sizes.push_back(axis.size);
-  return sizes;
-}
-
 // The runs of consecutive indices, as {first index, length}.
 std::vector<ChunkRange> runs_of(const std::vector<int64_t>& indices) {
   std::vector<ChunkRange> runs;
@@ -51,7 +45,7 @@ std::vector<LocalBox> local_boxes(const DTensorSpec& spec) {
   std::vector<ChunkRange> rows;
   for (size_t dim = 0; dim < spec.sizes.size(); ++dim) {
     const std::vector<int64_t> held =
-        shard_indices(spec.sizes[dim], static_cast<int32_t>(dim), mesh_sizes(*spec.mesh),
+        shard_indices(spec.sizes[dim], static_cast<int32_t>(dim), spec.mesh->sizes(),
                       spec.mesh->coordinate(), spec.placements);
     std::vector<ChunkRange> runs = runs_of(held);
     if (runs.empty()) runs.push_back({spec.sizes[dim], 0});
@@ -75,7 +69,7 @@ std::vector<LocalBox> local_boxes(const DTensorSpec& spec) {
 }
 
 std::vector<int> replica_ranks(const DTensorSpec& spec) {
-  const std::vector<int> sizes = mesh_sizes(*spec.mesh);
+  const std::vector<int> sizes = spec.mesh->sizes();
   const std::vector<int>& own = spec.mesh->coordinate();
   std::vector<int> ranks;
   for (int i = 0; i < spec.mesh->size(); ++i) {

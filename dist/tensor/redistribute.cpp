@@ -160,16 +160,10 @@ std::vector<std::vector<int64_t>> exchange_sizes(const Tensor& local, const Devi
   return rows;
 }
 
-std::vector<int> mesh_sizes(const DeviceMesh& mesh) {
-  std::vector<int> sizes;
-  for (const DeviceMesh::Axis& axis : mesh.axes()) sizes.push_back(axis.size);
-  return sizes;
-}
-
 // The sizes whose pieces these are. Every rank judges the whole table, so all agree.
 DimVector global_sizes_of(const std::vector<std::vector<int64_t>>& rows, const DeviceMesh& mesh,
                           const Placements& placements) {
-  const std::vector<int> axes = mesh_sizes(mesh);
+  const std::vector<int> axes = mesh.sizes();
   DimVector sizes{Dims(std::span<const int64_t>(rows[0]))};
   for (const Placement& placement : placements) {
     MUSTER_CHECK(!placement.is_shard() || static_cast<size_t>(placement.dim) < sizes.size(),

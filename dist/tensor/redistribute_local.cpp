@@ -157,12 +157,6 @@ DimVector whole_of(const DTensorSpec& spec, std::span<const Placement> now, int 
   return around.local_sizes();
 }
 
-std::vector<int> mesh_sizes(const DeviceMesh& mesh) {
-  std::vector<int> sizes;
-  for (const DeviceMesh::Axis& axis : mesh.axes()) sizes.push_back(axis.size);
-  return sizes;
-}
-
 std::vector<int32_t> strided_dims(std::span<const Placement> placements) {
   std::vector<int32_t> dims;
   for (const Placement& placement : placements) {
@@ -185,7 +179,7 @@ std::vector<int64_t> lined_up(const DTensorSpec& spec, int32_t dim, std::vector<
                               size_t axis) {
   size_t inner = axis + 1;
   while (inner < spec.placements.size() && !spec.placements[inner].is_shard_of(dim)) ++inner;
-  const std::vector<int> axes = mesh_sizes(*spec.mesh);
+  const std::vector<int> axes = spec.mesh->sizes();
   if (inner >= spec.placements.size()) {
     return shard_indices(spec.sizes[static_cast<size_t>(dim)], dim, axes, coordinate,
                          spec.placements);
@@ -260,7 +254,7 @@ Tensor redistribute_local(const Tensor& local, const DTensorSpec& spec,
   }
   for (const int32_t dim : picked) {
     const std::vector<int64_t> held =
-        shard_indices(spec.sizes[static_cast<size_t>(dim)], dim, mesh_sizes(*spec.mesh),
+        shard_indices(spec.sizes[static_cast<size_t>(dim)], dim, spec.mesh->sizes(),
                       spec.mesh->coordinate(), target);
     now = index_select(now, dim, from_vector(held));
   }

@@ -27,12 +27,6 @@ Tensor meta_tensor(Dims sizes, Dims order, DType dtype) {
   return empty_from_spec({DimVector(sizes), strides_in_order(sizes, order), dtype, kMetaDevice});
 }
 
-std::vector<int> mesh_sizes(const DeviceMesh& mesh) {
-  std::vector<int> sizes;
-  for (const DeviceMesh::Axis& axis : mesh.axes()) sizes.push_back(axis.size);
-  return sizes;
-}
-
 bool sizes_match(const std::vector<TensorSpec>& local, const CallLayout& layout,
                  std::span<const int> axes, std::span<const int> coordinate) {
   for (size_t r = 0; r < layout.outputs.size(); ++r) {
@@ -49,7 +43,7 @@ bool sizes_match(const std::vector<TensorSpec>& local, const CallLayout& layout,
 // True when the local call gives the pieces of the global results on every rank.
 bool fits_everywhere(const Op& op, Args args, const std::vector<RuleInput>& inputs,
                      const DeviceMesh& mesh, const CallLayout& layout) {
-  const std::vector<int> axes = mesh_sizes(mesh);
+  const std::vector<int> axes = mesh.sizes();
   for (int rank = 0; rank < mesh.size(); ++rank) {
     const std::vector<int> at = coordinate_of(axes, rank);
     std::vector<Tensor> locals;

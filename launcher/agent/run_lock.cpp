@@ -16,7 +16,7 @@
 
 namespace muster {
 namespace {
-constexpr Duration kPatience = 1s;
+constexpr Duration kLockPatience = 1s;
 constexpr int kNextTryMs = 5;  // flock(2) can wait, but not until a time
 
 std::string read_start(int fd) {
@@ -30,7 +30,7 @@ Result<UniqueFd> lock_run_dir(const std::string& run_dir, const std::string& tok
   const std::string path = path_join(run_dir, "job.lock");
   UniqueFd fd(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644));
   if (!fd.is_open()) return make_error(ErrorCode::kIo, "{}: {}", path, errno_text(errno));
-  const Deadline deadline = Deadline::after(kPatience);
+  const Deadline deadline = Deadline::after(kLockPatience);
   while (::flock(fd.get(), LOCK_EX | LOCK_NB) != 0) {
     if (errno == EWOULDBLOCK && !deadline.passed()) {
       ::poll(nullptr, 0, kNextTryMs);

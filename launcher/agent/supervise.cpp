@@ -16,7 +16,7 @@
 namespace muster {
 namespace {
 constexpr Duration kSweepLimit = 40s;  // above the agent's own, so that it can report first
-constexpr Duration kPatience = 3s;
+constexpr Duration kAskPatience = 3s;
 
 class Supervisor {
  public:
@@ -54,7 +54,7 @@ class Supervisor {
       } else if (!child_status_) {
         ::kill(options_.child, signal);
         if (signal == SIGINT && ++interrupts_ > 1 && options_.is_impatient) {
-          patience_ = Deadline::after(kPatience);
+          patience_ = Deadline::after(kAskPatience);
         }
       }
     }

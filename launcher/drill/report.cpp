@@ -7,14 +7,15 @@
 
 namespace muster {
 namespace {
-using Json = nlohmann::ordered_json;
+using OrderedJson = nlohmann::ordered_json;
 
-Json run_json(const RunFacts& run) {
-  Json json;
+OrderedJson run_json(const RunFacts& run) {
+  OrderedJson json;
   json["dir"] = run.directory;
   json["exit"] = run.exit_status;
   json["timed_out"] = run.timed_out;
-  json["checkpoint"] = run.newest_checkpoint ? Json(*run.newest_checkpoint) : Json(nullptr);
+  json["checkpoint"] =
+      run.newest_checkpoint ? OrderedJson(*run.newest_checkpoint) : OrderedJson(nullptr);
   json["step_records"] = run.records.steps.size();
   json["damaged_lines"] = run.records.damaged_lines;
   return json;
@@ -47,24 +48,25 @@ std::string report_table(const DrillReport& report) {
 
 std::string report_json(const DrillReport& report) {
   const DrillEvidence& evidence = report.evidence;
-  Json json;
+  OrderedJson json;
   json["drill"] = report.drill;
   json["ok"] = report.ok();
   json["restarts"] = count_restarts(evidence.faulted.records);
   const std::vector<int64_t> resumed = resumed_steps(evidence.faulted.records);
-  json["resumed_from_step"] = resumed.empty() ? Json(nullptr) : Json(resumed.back());
+  json["resumed_from_step"] = resumed.empty() ? OrderedJson(nullptr) : OrderedJson(resumed.back());
   json["resumes"] = resumed;
-  json["recovery_ms"] = Json::array();
+  json["recovery_ms"] = OrderedJson::array();
   for (const std::optional<Duration>& time : recovery_times(evidence.faulted)) {
-    json["recovery_ms"].push_back(time ? Json(to_seconds(*time) * 1e3) : Json(nullptr));
+    json["recovery_ms"].push_back(time ? OrderedJson(to_seconds(*time) * 1e3)
+                                       : OrderedJson(nullptr));
   }
   json["leftovers"] = evidence.reference.leftovers.size() + evidence.faulted.leftovers.size();
-  json["checks"] = Json::array();
+  json["checks"] = OrderedJson::array();
   for (const Check& check : report.checks) {
     json["checks"].push_back({{"name", check.name}, {"ok", check.ok}, {"detail", check.detail}});
   }
   json["runs"] = {{"reference", run_json(evidence.reference)},
                   {"faulted", run_json(evidence.faulted)}};
-  return json.dump(2, ' ', /*ensure_ascii=*/true, Json::error_handler_t::replace) + "\n";
+  return json.dump(2, ' ', /*ensure_ascii=*/true, OrderedJson::error_handler_t::replace) + "\n";
 }
 }  // namespace muster

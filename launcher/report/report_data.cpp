@@ -7,35 +7,35 @@
 
 namespace muster {
 namespace {
-using Json = nlohmann::ordered_json;
+using OrderedJson = nlohmann::ordered_json;
 
 template <typename T>
-Json optional_json(const std::optional<T>& value) {
-  return value ? Json(*value) : Json(nullptr);
+OrderedJson optional_json(const std::optional<T>& value) {
+  return value ? OrderedJson(*value) : OrderedJson(nullptr);
 }
 
 template <typename T>
-Json optionals_json(const std::vector<std::optional<T>>& values) {
-  Json json = Json::array();
+OrderedJson optionals_json(const std::vector<std::optional<T>>& values) {
+  OrderedJson json = OrderedJson::array();
   for (const std::optional<T>& value : values) json.push_back(optional_json(value));
   return json;
 }
 
-Json metrics_json(const MetricTable& metrics, const Timeline& timeline) {
-  Json json;
+OrderedJson metrics_json(const MetricTable& metrics, const Timeline& timeline) {
+  OrderedJson json;
   json["step"] = metrics.step;
   json["attempt"] = metrics.attempt;
   json["generation"] = optionals_json(metrics.generation);
   json["t_ns"] = optionals_json(metrics.time_ns);
   json["seconds"] = optionals_json(timeline.seconds);
   json["loss_hex"] = metrics.loss_hex;
-  json["columns"] = Json::object();
+  json["columns"] = OrderedJson::object();
   for (const auto& [name, values] : metrics.columns) json["columns"][name] = values;
   return json;
 }
 
-Json attempts_json(const std::vector<Attempt>& attempts) {
-  Json json = Json::array();
+OrderedJson attempts_json(const std::vector<Attempt>& attempts) {
+  OrderedJson json = OrderedJson::array();
   for (const Attempt& attempt : attempts) {
     json.push_back({{"attempt", attempt.attempt},
                     {"generation", optional_json(attempt.generation)},
@@ -50,8 +50,8 @@ Json attempts_json(const std::vector<Attempt>& attempts) {
   return json;
 }
 
-Json events_json(const RunFolder& run) {
-  Json json = Json::array();
+OrderedJson events_json(const RunFolder& run) {
+  OrderedJson json = OrderedJson::array();
   for (const RunEvent& event : run.events) {
     json.push_back({{"event", event.event},
                     {"attempt", event.attempt},
@@ -62,18 +62,18 @@ Json events_json(const RunFolder& run) {
   return json;
 }
 
-Json incidents_json(const RunFolder& run) {
-  Json json = Json::array();
+OrderedJson incidents_json(const RunFolder& run) {
+  OrderedJson json = OrderedJson::array();
   for (const IncidentRecord& incident : run.incidents) {
-    Json record = Json::parse(incident.text, nullptr, /*allow_exceptions=*/false);
+    OrderedJson record = OrderedJson::parse(incident.text, nullptr, /*allow_exceptions=*/false);
     if (incident.is_damaged) record = incident.text;
     json.push_back({{"file", incident.file}, {"record", std::move(record)}});
   }
   return json;
 }
 
-Json agent_json(const RunFolder& run) {
-  Json json = Json::array();
+OrderedJson agent_json(const RunFolder& run) {
+  OrderedJson json = OrderedJson::array();
   for (const AgentRecord& record : run.agent_records) {
     json.push_back({{"event", record.event},
                     {"attempt", record.attempt},
@@ -83,8 +83,8 @@ Json agent_json(const RunFolder& run) {
   return json;
 }
 
-Json layout_json(const RunFolder& run) {
-  Json axes = Json::array();
+OrderedJson layout_json(const RunFolder& run) {
+  OrderedJson axes = OrderedJson::array();
   for (const MeshAxis& axis : mesh_axes(run)) {
     axes.push_back({{"name", axis.name}, {"size", axis.size}});
   }
@@ -93,14 +93,14 @@ Json layout_json(const RunFolder& run) {
           {"source", run.world_size_source}};
 }
 
-Json pipeline_json(const RunFolder& run) {
+OrderedJson pipeline_json(const RunFolder& run) {
   const std::optional<PipelineDrawing> drawing = draw_pipeline(run);
   if (!drawing) return nullptr;
   return {{"title", drawing->title}, {"drawing", drawing->drawing}};
 }
 
-Json logs_json(const RunFolder& run) {
-  Json json = Json::array();
+OrderedJson logs_json(const RunFolder& run) {
+  OrderedJson json = OrderedJson::array();
   for (const LogTail& tail : run.logs) {
     json.push_back({{"attempt", tail.attempt},
                     {"rank", tail.global_rank},
@@ -136,11 +136,11 @@ std::string without_markup(const std::string& json) {
 
 std::string report_data(const RunFolder& run) {
   const Timeline timeline = make_timeline(run);
-  Json json;
+  OrderedJson json;
   json["format"] = 1;
   json["name"] = run.recipe ? run.recipe->run.name : run.path;
   json["folder"] = run.path;
-  json["planned_steps"] = run.recipe ? Json(run.recipe->train.steps) : Json(nullptr);
+  json["planned_steps"] = run.recipe ? OrderedJson(run.recipe->train.steps) : OrderedJson(nullptr);
   json["finished"] = !timeline.attempts.empty() && timeline.attempts.back().is_finished;
   json["clock_restarts"] = timeline.clock_restarts;
   json["metrics"] = metrics_json(run.metrics, timeline);
@@ -154,10 +154,11 @@ std::string report_data(const RunFolder& run) {
   json["logs"] = logs_json(run);
   json["recipe"] = run.recipe_text;
   json["recipe_error"] = run.recipe_error;
-  json["damaged"] = Json::array();
+  json["damaged"] = OrderedJson::array();
   for (const DamagedFile& file : run.damaged) {
     json["damaged"].push_back({{"file", file.file}, {"lines", file.lines}});
   }
-  return without_markup(json.dump(-1, ' ', /*ensure_ascii=*/true, Json::error_handler_t::replace));
+  return without_markup(
+      json.dump(-1, ' ', /*ensure_ascii=*/true, OrderedJson::error_handler_t::replace));
 }
 }  // namespace muster

@@ -7,6 +7,7 @@
 
 #include "core/base/text.h"
 #include "pipeline/schedule/generate_internal.h"
+#include "pipeline/schedule/kind_letters.h"
 
 namespace muster::pipeline {
 namespace internal {
@@ -43,11 +44,11 @@ Schedule empty_schedule(const Shape& shape, const char* name) {
 namespace {
 using internal::check_shape;
 using internal::empty_schedule;
+using internal::kB;
+using internal::kF;
+using internal::kI;
+using internal::kW;
 using internal::Shape;
-constexpr auto kF = ActionKind::kForward;
-constexpr auto kB = ActionKind::kBackward;
-constexpr auto kI = ActionKind::kBackwardInput;
-constexpr auto kW = ActionKind::kBackwardWeight;
 
 // The i-th forward (or backward) of a rank that visits its stages in rounds: each round runs
 // `per_round` microbatches through every stage of the rank.

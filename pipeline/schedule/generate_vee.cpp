@@ -4,16 +4,17 @@
 
 #include "pipeline/schedule/generate.h"
 #include "pipeline/schedule/generate_internal.h"
+#include "pipeline/schedule/kind_letters.h"
 
 namespace muster::pipeline {
 namespace {
 using internal::check_shape;
 using internal::empty_schedule;
+using internal::kB;
+using internal::kF;
+using internal::kI;
+using internal::kW;
 using internal::Shape;
-constexpr auto kF = ActionKind::kForward;
-constexpr auto kB = ActionKind::kBackward;
-constexpr auto kI = ActionKind::kBackwardInput;
-constexpr auto kW = ActionKind::kBackwardWeight;
 
 // Writes one rank's row. `down` is its stage on the way to the last rank, `up` the one back. Each
 // kind of action of a stage goes through the microbatches in order.

@@ -6,14 +6,15 @@
 #include <map>
 #include <set>
 
+#include "pipeline/schedule/kind_letters.h"
 #include "pipeline/schedule/validate_internal.h"
 
 namespace muster::pipeline {
 namespace {
-constexpr auto kF = ActionKind::kForward;
-constexpr auto kB = ActionKind::kBackward;
-constexpr auto kI = ActionKind::kBackwardInput;
-constexpr auto kW = ActionKind::kBackwardWeight;
+using internal::kB;
+using internal::kF;
+using internal::kI;
+using internal::kW;
 
 // Looks at each action where it stands. Ranks go through their rows in order, so what an action
 // needs from its own rank must stand before it.

@@ -13,10 +13,6 @@ namespace {
 using wire::FrameHeader;
 using wire::FrameKind;
 
-bool is_pair(CollectiveKind kind) {
-  return kind == CollectiveKind::kSend || kind == CollectiveKind::kRecv;
-}
-
 // The fixed part of an announcement; the contribution follows.
 struct AnnouncementHead {
   WrittenDescriptor descriptor;

@@ -7,7 +7,7 @@
 
 namespace muster::wire {
 namespace {
-std::string_view bytes_of(const Tensor& tensor) {
+std::string_view text_of(const Tensor& tensor) {
   return {static_cast<const char*>(tensor.data_ptr()), static_cast<size_t>(tensor.nbytes())};
 }
 
@@ -47,17 +47,17 @@ std::string inline_contribution(const CollectiveRequest& request, int own_rank, 
   switch (request.descriptor.kind) {
     case CollectiveKind::kAllReduce:
     case CollectiveKind::kAllGather:
-      return std::string(bytes_of(request.inputs[0]));
+      return std::string(text_of(request.inputs[0]));
     case CollectiveKind::kReduceScatter:
-      return std::string(piece(bytes_of(request.inputs[0]), peer, request.outputs[0].nbytes()));
+      return std::string(piece(text_of(request.inputs[0]), peer, request.outputs[0].nbytes()));
     case CollectiveKind::kBroadcast:
-      return own_rank == request.root ? std::string(bytes_of(request.inputs[0])) : std::string();
+      return own_rank == request.root ? std::string(text_of(request.inputs[0])) : std::string();
     case CollectiveKind::kReduce:
     case CollectiveKind::kGather:
-      return peer == request.root ? std::string(bytes_of(request.inputs[0])) : std::string();
+      return peer == request.root ? std::string(text_of(request.inputs[0])) : std::string();
     case CollectiveKind::kScatter:
       return own_rank == request.root
-                 ? std::string(bytes_of(request.inputs[static_cast<size_t>(peer)]))
+                 ? std::string(text_of(request.inputs[static_cast<size_t>(peer)]))
                  : std::string();
     case CollectiveKind::kBarrier:
     case CollectiveKind::kAllToAll:
@@ -100,13 +100,13 @@ void run_inline(const CollectiveRequest& request, int own_rank,
       if (own_rank != request.root) return;
       [[fallthrough]];
     case CollectiveKind::kAllReduce:
-      all[own] = bytes_of(request.inputs[0]);
+      all[own] = text_of(request.inputs[0]);
       return reduce_into(request, std::move(all));
     case CollectiveKind::kReduceScatter:
-      all[own] = piece(bytes_of(request.inputs[0]), own_rank, outputs[0].nbytes());
+      all[own] = piece(text_of(request.inputs[0]), own_rank, outputs[0].nbytes());
       return reduce_into(request, std::move(all));
     case CollectiveKind::kAllGather: {
-      all[own] = bytes_of(request.inputs[0]);
+      all[own] = text_of(request.inputs[0]);
       auto* to = static_cast<char*>(outputs[0].data_ptr());
       for (const std::string_view bytes : all) {
         if (!bytes.empty() && to != bytes.data()) std::memmove(to, bytes.data(), bytes.size());
@@ -116,14 +116,14 @@ void run_inline(const CollectiveRequest& request, int own_rank,
     }
     case CollectiveKind::kGather:
       if (own_rank != request.root) return;
-      all[own] = bytes_of(request.inputs[0]);
+      all[own] = text_of(request.inputs[0]);
       for (size_t rank = 0; rank < all.size(); ++rank) write(outputs[rank], all[rank]);
       return;
     case CollectiveKind::kBroadcast:
       if (own_rank != request.root) write(outputs[0], all[static_cast<size_t>(request.root)]);
       return;
     case CollectiveKind::kScatter:
-      if (own_rank == request.root) return write(outputs[0], bytes_of(request.inputs[own]));
+      if (own_rank == request.root) return write(outputs[0], text_of(request.inputs[own]));
       return write(outputs[0], all[static_cast<size_t>(request.root)]);
     case CollectiveKind::kBarrier:
     case CollectiveKind::kAllToAll:

@@ -6,11 +6,7 @@
 #include "dist/backend/gloo/wire/mesh.h"
 
 namespace muster {
-namespace {
-bool is_pair(CollectiveKind kind) {
-  return kind == CollectiveKind::kSend || kind == CollectiveKind::kRecv;
-}
-}  // namespace
+namespace {}  // namespace
 
 std::vector<int> GlooBackend::Group::late_ranks(const GlooWork& work) {
   const WorkDescriptor& what = work.descriptor();
