@@ -8,16 +8,6 @@
 
 namespace muster::fsdp {
 namespace {
-int64_t numel_of(const GroupMemory& group) {
-  int64_t sum = 0;
-  for (const ParamShape& param : group.params) sum += param.rows * param.row_numel;
-  return sum;
-}
-// Bytes of an element of a whole parameter.
-int64_t gathered_item(const GroupMemory& group) {
-  return group.gathered / std::max<int64_t>(1, numel_of(group));
-}
-
 // Memory while a step goes on.
 class Meter {
  public:
@@ -93,7 +83,8 @@ class Step {
       meter_.buffer(group.shard, "shard", group);
       meter_.buffer(group.reduce_input, "reduce input", group);
       for (const ParamShape& param : group.params) {
-        meter_.buffer(gathered_item(group) * param.rows * param.row_numel, "a parameter", group);
+        if (group.gathered == 0) break;
+        meter_.buffer(group.gathered_item * param.rows * param.row_numel, "a parameter", group);
       }
     }
     meter_.arena(plan.parameters.count);
@@ -185,7 +176,7 @@ int64_t GroupMemory::largest_gradient() const {
   for (const ParamShape& param : params) {
     if (param.requires_grad) most = std::max(most, param.rows * param.row_numel);
   }
-  return most * gathered_item(*this);
+  return most * gathered_item;
 }
 
 GroupMemory group_memory(std::string name, std::vector<ParamShape> params, DType dtype,
@@ -194,6 +185,7 @@ GroupMemory group_memory(std::string name, std::vector<ParamShape> params, DType
   const DType gather = mixed_precision.param_dtype.value_or(dtype);
   const DType reduce = mixed_precision.reduce_dtype.value_or(gather);
   GroupMemory memory;
+  memory.gathered_item = item_nbytes(gather);
   int64_t padded = 0, wanted_rows = 0;
   for (const ParamShape& param : params) {
     const int64_t own = chunk_range(param.rows, world, group_rank).size * param.row_numel;

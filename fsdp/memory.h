@@ -30,7 +30,8 @@ struct GroupMemory {
   std::vector<ParamShape> params;
   int64_t shard = 0;             ///< this rank's rows, kept
   int64_t cast = 0;              ///< copy of them that is sent; 0 when they are sent as they are
-  int64_t gathered = 0;          ///< whole parameters
+  int64_t gathered = 0;          ///< whole parameters; 0 where a gather takes no memory
+  int64_t gathered_item = 4;     ///< of an element of a whole parameter
   int64_t whole_gradients = 0;   ///< of those that want one
   int64_t kept_gradients = 0;    ///< the same between microbatches, in the reduce dtype
   int64_t reduce_input = 0;      ///< padded rows for all ranks

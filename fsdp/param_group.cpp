@@ -17,6 +17,13 @@ int64_t row_numel(Dims sizes) {
   return n;
 }
 
+// Of each parameter in a shared buffer, in bytes.
+constexpr int64_t kAlignment = 64;
+
+int64_t round_up(int64_t value, int64_t multiple) {
+  return (value + multiple - 1) / multiple * multiple;
+}
+
 // A 0-dim parameter is cut as one row.
 DimVector at_least_one_dim(Dims sizes) { return sizes.empty() ? DimVector{1} : DimVector(sizes); }
 
@@ -46,6 +53,8 @@ ParamGroup::ParamGroup(std::string name, std::vector<ShardedParam> params, const
                "fully_shard: gradient_divide_factor must be above 0; got {}",
                *options_.gradient_divide_factor);
   gather_dtype_ = options_.mixed_precision.param_dtype.value_or(dtype_);
+  for (size_t i = 0; i < params_.size(); ++i) describe(params_[i], whole[i]);
+  make_flat();
   make_local_pieces(whole);
   make_unsharded();
 }
@@ -75,22 +84,36 @@ void ParamGroup::describe(ShardedParam& param, const Tensor& whole) const {
   param.boxes = local_boxes(param.spec);
 }
 
-void ParamGroup::make_local_pieces(const std::vector<Tensor>& whole) {
-  int64_t flat_numel = 0;
-  for (size_t i = 0; i < params_.size(); ++i) {
-    describe(params_[i], whole[i]);
-    flat_numel += numel_of(params_[i].spec.local_sizes());
+// Gathered in another dtype, rows are cast and sent.
+void ParamGroup::make_flat() {
+  const int64_t item = item_nbytes(dtype_);
+  int64_t numel = 0, own_numel = 0;
+  for (ShardedParam& param : params_) {
+    param.first_element = numel;
+    numel += round_up(numel_of(param.gathered_sizes), kAlignment / item);
+    own_numel += numel_of(param.spec.local_sizes());
   }
-  flat_ = empty_from_spec(TensorSpec::contiguous({flat_numel}, dtype_),
-                          &group().communication_allocator());
-  int64_t at = 0;
+  if (gather_dtype_ == dtype_ && group().world_size() > 1 && numel > 0)
+    shared_ = group().share(numel * item, "parameters of " + name_);
+  if (shared_) {
+    flat_ = tensor_from_memory(shared_.get(), {numel}, dtype_, [memory = shared_] {});
+  } else {
+    flat_ = empty_from_spec(TensorSpec::contiguous({own_numel}, dtype_),
+                            &group().communication_allocator());
+  }
+}
+
+void ParamGroup::make_local_pieces(const std::vector<Tensor>& whole) {
+  int64_t packed = 0;
   for (size_t i = 0; i < params_.size(); ++i) {
     ShardedParam& param = params_[i];
+    const ChunkRange own = own_rows(param);
     const DimVector sizes = param.spec.local_sizes();
+    const int64_t at =
+        shared_ ? param.first_element + own.offset * row_numel(param.gathered_sizes) : packed;
     const Tensor piece = alias_with_layout(flat_, {sizes, contiguous_strides(sizes), at});
-    at += piece.numel();
+    packed += piece.numel();
     if (param.is_initialized) {
-      const ChunkRange own = own_rows(param);
       copy_rows(static_cast<std::byte*>(piece.data_ptr()),
                 rows_of(view(whole[i].requires_grad() ? detach(whole[i]) : whole[i],
                              param.gathered_sizes),
@@ -173,20 +196,33 @@ void ParamGroup::start_unshard(bool async_op) {
         "fsdp: parameter {} of group {} was built on the meta device and has no values yet\n"
         "  fix: call fsdp::init_parameters or load a checkpoint before the first forward",
         param.name, name_);
-    param.unsharded.storage()->restore_memory();
+    Storage& storage = *param.unsharded.storage();
+    if (shared_) {
+      std::byte* const at = shared_.get() + param.first_element * item_nbytes(dtype_);
+      storage.adopt_memory(at, storage.nbytes(), [memory = shared_] {});
+    } else {
+      storage.restore_memory();
+    }
   }
   if (params_.empty()) {  // a root whose blocks hold everything
     state_ = State::kUnsharded;
     return;
   }
-  gather_input_ = gather_input();
   ++num_gathers_;
-  gather_ = group().all_gather(pieces_, gather_input_, async_op, ProcessGroup::Site::current(),
-                               fmt::format("{}, gather {}", name_, ++gathers_of_pass_));
+  gather_ = start_gather(async_op);
   state_ = State::kGathering;
 }
 
+ProcessGroup::WorkPtr ParamGroup::start_gather(bool async_op) {
+  const auto site = ProcessGroup::Site::current();
+  const std::string label = fmt::format("{}, gather {}", name_, ++gathers_of_pass_);
+  if (shared_) return group().all_gather_in_place(flat_, async_op, site, label);
+  gather_input_ = gather_input();
+  return group().all_gather(pieces_, gather_input_, async_op, site, label);
+}
+
 void ParamGroup::unshard() {
+  may_be_read_ = !params_.empty();
   start_unshard(false);
   if (state_ == State::kUnsharded) return;
   group().run(gather_);
@@ -206,6 +242,16 @@ void ParamGroup::reshard() {
     param.unsharded.storage()->release_memory();
   }
   state_ = State::kSharded;
+  if (shared_ && std::exchange(may_be_read_, false)) {
+    group().run(group().barrier(false, ProcessGroup::Site::current(),
+                                fmt::format("{}, release {}", name_, gathers_of_pass_)));
+  }
+}
+
+int64_t ParamGroup::shard_nbytes() const noexcept {
+  int64_t nbytes = 0;
+  for (const ShardedParam& param : params_) nbytes += param.local.nbytes();
+  return nbytes;
 }
 
 void ParamGroup::install_gradient(ShardedParam& param, const Tensor& reduced) {
@@ -321,6 +367,7 @@ void ParamGroup::reduce_gradients(bool over_replicas) {
                                               ProcessGroup::Site::current(),
                                               "gradients of " + name_));
   }
+  may_be_read_ = false;  // who has given its gradients has used the parameters
   sum_partial_gradients(with_grad, received);
   if (!reduce_over_replicas(with_grad, received, over_replicas)) return;
   if (divide.after != 1) div_(received, divide.after);
@@ -339,7 +386,9 @@ GroupMemory ParamGroup::memory(bool reshards) const {
     shapes.push_back({param.name, param.gathered_sizes[0], row_numel(param.gathered_sizes),
                       param.requires_grad});
   }
-  return group_memory(name_, std::move(shapes), dtype_, options_.mixed_precision,
-                      group().world_size(), group().group_rank(), reshards);
+  GroupMemory memory = group_memory(name_, std::move(shapes), dtype_, options_.mixed_precision,
+                                    group().world_size(), group().group_rank(), reshards);
+  if (shared_) memory.gathered = 0;
+  return memory;
 }
 }  // namespace muster::fsdp

@@ -2,10 +2,12 @@
 /// ParamGroup: parameters that are gathered, freed and reduced together.
 ///
 /// sharded -> gathering -> unsharded -> (reducing) -> sharded. Each rank keeps one piece of rows
-/// per parameter, all pieces in one flat buffer of shared memory that peers read in place. Gathered
-/// parameters keep their identity: their storage is freed and comes back, so what autograd saved
-/// stays valid. Padding exists only inside the reduce buffer. Every collective carries the group's
-/// name and how often it was gathered: ranks whose models go different ways are told so.
+/// per parameter, all pieces in one flat buffer that peers read in place. Where ranks share memory
+/// (one host) the buffer is the parameters of all ranks: a gather moves nothing, it waits until all
+/// have come, and so does reshard(), so that a rank writes its rows only when nobody reads them.
+/// Gathered parameters keep their identity: their storage is freed and comes back, so what autograd
+/// saved stays valid. Padding exists only inside the reduce buffer. Every collective carries the
+/// group's name and how often it was gathered: ranks whose models go different ways are told so.
 
 #include <memory>
 #include <string>
@@ -34,6 +36,7 @@ struct ShardedParam {
   bool has_arrived = false;           ///< its gradient came since the last reduction
   Tensor sharded;                     ///< DTensor; registered while sharded
   Tensor local;                       ///< its piece: a leaf, view of the flat buffer
+  int64_t first_element = 0;          ///< of the whole, in a flat buffer that ranks share
   Tensor unsharded;    ///< gathered; registered while unsharded; memory comes and goes
   Tensor accumulated;  ///< whole gradient of earlier microbatches, where it has another dtype
   Tensor partial;      ///< rows that are reduced over the shards, not yet over the replicas
@@ -64,7 +67,9 @@ class ParamGroup {
   /// @error kFailedPrecondition a parameter has no values yet; kMismatch another rank does
   /// something else: names both groups and their gathers; what the group's run() throws
   void unshard();
-  /// Frees whole parameters and registers sharded ones. Local.
+  /// Frees whole parameters and registers sharded ones. Afterwards rows may be written: where ranks
+  /// share memory it waits for all, unless gradients were reduced meanwhile.
+  /// @collective all ranks of the mesh axis
   void reshard();
   /// Gathers are counted from here for messages. Local.
   void begin_pass() noexcept { gathers_of_pass_ = 0; }
@@ -82,20 +87,24 @@ class ParamGroup {
   void keep_gradients_unsharded();
 
   [[nodiscard]] const Options& options() const noexcept { return options_; }
-  /// Bytes of the flat shard buffer: what this rank keeps of the parameters.
-  [[nodiscard]] int64_t shard_nbytes() const noexcept { return flat_.nbytes(); }
+  /// Bytes that this rank keeps of the parameters.
+  [[nodiscard]] int64_t shard_nbytes() const noexcept;
+  /// True where ranks share memory: gathers move nothing.
+  [[nodiscard]] bool gathers_in_place() const noexcept { return shared_ != nullptr; }
   /// What the group will hold on this rank, for plan_memory().
   [[nodiscard]] GroupMemory memory(bool reshards) const;
   [[nodiscard]] uint64_t num_gathers() const noexcept { return num_gathers_; }
 
  private:
   void describe(ShardedParam& param, const Tensor& whole) const;
+  void make_flat();
   void make_local_pieces(const std::vector<Tensor>& whole);
   void make_unsharded();
   void note_gradient(ShardedParam& param);
   void forget_arrivals() noexcept;
   Tensor take_whole_gradient(ShardedParam& param) const;
   Tensor gather_input();
+  ProcessGroup::WorkPtr start_gather(bool async_op);
   Tensor pack_gradients(const std::vector<ShardedParam*>& params, int64_t padded);
   void sum_partial_gradients(const std::vector<ShardedParam*>& params, const Tensor& reduced);
   // False: the rows wait for the replicas.
@@ -122,10 +131,12 @@ class ParamGroup {
   DType dtype_ = kDefaultDType;
   DType gather_dtype_ = kDefaultDType;
   State state_ = State::kSharded;
-  Tensor flat_;                 // this rank's rows of all parameters, in the communication arena
+  std::shared_ptr<std::byte> shared_;  // what flat_ lies in, where ranks share memory
+  Tensor flat_;  // rows of all parameters: all ranks' where they share memory, else this rank's
   Tensor gather_input_;         // flat_, or its cast; alive while a gather is in flight
   std::vector<Tensor> pieces_;  // rows of every whole parameter by (rank, parameter)
   ProcessGroup::WorkPtr gather_;
+  bool may_be_read_ = false;  // peers may be reading this rank's rows
   int num_wanted_ = 0;
   int num_arrived_ = 0;
   uint64_t num_gathers_ = 0;

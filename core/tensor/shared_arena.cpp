@@ -200,6 +200,12 @@ void SharedArena::deallocate(void* data, int64_t) noexcept {
   holes_.emplace(offset, nbytes);
 }
 
+void SharedArena::account(int64_t nbytes) {
+  const std::lock_guard lock(mutex_);
+  allocated_ += nbytes;
+  peak_ = std::max(peak_, allocated_);
+}
+
 AllocatorStats SharedArena::stats() const {
   const std::lock_guard lock(mutex_);
   return {.allocated = {allocated_},

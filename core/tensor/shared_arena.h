@@ -47,6 +47,9 @@ class SharedArena final : public Allocator {
   /// `reserved` is the capacity, touched or not.
   [[nodiscard]] AllocatorStats stats() const override;
   void reset_peak() override;
+  /// Counts memory that this rank keeps for peers elsewhere, so that stats() tell of it; a negative
+  /// number takes it out again. @thread any
+  void account(int64_t nbytes);
   /// Gives the pages of free blocks back to the system; the capacity stays.
   void trim() override;
 

@@ -5,6 +5,7 @@
 /// peers' in a header or handshake that it needs anyway. What it cannot do it says by abilities(),
 /// before anything is launched. No backend knows another.
 
+#include <cstddef>
 #include <memory>
 #include <string>
 #include <vector>
@@ -21,12 +22,14 @@ struct BackendAbilities {
   bool survives_peer_death = false;  ///< names a killed peer instead of waiting for the deadline
   /// Reduces in group order, half types in f32, and keeps nan: the bits that shm computes.
   bool reduces_in_group_order = true;
+  bool shares_memory = false;  ///< share() gives memory
 };
 
 /// One operation, validated. Tensors are contiguous and stay untouched by the caller until waited.
 struct CollectiveRequest {
   WorkDescriptor descriptor;
-  std::vector<Tensor> inputs;   ///< what this rank contributes
+  /// What this rank contributes. Empty for an all_gather in memory of share(): nothing is moved.
+  std::vector<Tensor> inputs;
   std::vector<Tensor> outputs;  ///< where results go; may be the inputs themselves
   int root = kNoPeer;           ///< group rank
   bool async_op = false;        ///< progress without a waiting caller
@@ -68,6 +71,10 @@ class Backend {
   virtual void abort(const std::string& reason) = 0;
   /// Memory that peers reach without a copy; the plain allocator where there is none such.
   [[nodiscard]] virtual Allocator& communication_allocator() = 0;
+  /// Memory that all members see, zero-filled: what one writes, the others read. It goes when the
+  /// last of them lets go. Null where members have no memory in common.
+  /// @collective all members, in the same order @error kOutOfMemory, kTimeout, kPeerLost
+  [[nodiscard]] virtual Result<std::shared_ptr<std::byte>> share(int64_t nbytes, Deadline deadline);
   /// A group of some of this group's ranks. @collective called by exactly these ranks
   /// @error kTimeout, kPeerLost
   [[nodiscard]] virtual Result<std::unique_ptr<Backend>> subgroup(GroupMembers members,

@@ -100,10 +100,9 @@ ProcessGroup::WorkPtr ProcessGroup::launch(CollectiveKind kind, ReduceOp op, int
   request.root = peer;
   request.async_op = async_op;
   backend_->check(request);
-  const bool is_pair = kind == CollectiveKind::kSend || kind == CollectiveKind::kRecv;
   const int src = kind == CollectiveKind::kSend ? group_rank() : peer;
   const int dst = kind == CollectiveKind::kSend ? peer : group_rank();
-  if (is_pair) {
+  if (is_pair(kind)) {
     descriptor.seq =
         ++(kind == CollectiveKind::kSend ? sent_ : received_)[static_cast<size_t>(peer)];
   } else {
@@ -111,10 +110,11 @@ ProcessGroup::WorkPtr ProcessGroup::launch(CollectiveKind kind, ReduceOp op, int
   }
   // What all ranks must agree on. For a pair, both sides hash the same words.
   uint64_t contract = hash_combine(name_hash_, descriptor.seq);
-  contract = hash_combine(contract, is_pair ? 100 : static_cast<uint64_t>(kind));
+  contract = hash_combine(contract, is_pair(kind) ? 100 : static_cast<uint64_t>(kind));
   contract = hash_combine(contract,
                           static_cast<uint64_t>(op) << 8 | static_cast<uint64_t>(descriptor.dtype));
-  contract = hash_combine(contract, static_cast<uint64_t>(is_pair ? src * 65536 + dst : peer));
+  contract =
+      hash_combine(contract, static_cast<uint64_t>(is_pair(kind) ? src * 65536 + dst : peer));
   for (const int64_t size : descriptor.sizes)
     contract = hash_combine(contract, static_cast<uint64_t>(size));
   if (!label.empty()) contract = hash_combine(contract, hash_text(label));
@@ -292,9 +292,31 @@ ProcessGroup::WorkPtr ProcessGroup::all_to_all_single(const Tensor& output, cons
                     cut_rows(input, input_splits, world_size(), "input"), async_op, site);
 }
 
-ProcessGroup::WorkPtr ProcessGroup::barrier(bool async_op, Site site) {
+ProcessGroup::WorkPtr ProcessGroup::barrier(bool async_op, Site site, std::string_view label) {
   return launch(CollectiveKind::kBarrier, ReduceOp::kSum, kNoPeer, {}, {}, nullptr, 0, async_op,
-                site);
+                site, label);
+}
+
+std::shared_ptr<std::byte> ProcessGroup::share(int64_t nbytes, std::string_view label, Site site) {
+  if (!backend_->abilities().shares_memory) return nullptr;
+  const std::string what = fmt::format("{} bytes of {}", nbytes, label);
+  run(barrier(false, site, what));
+  std::shared_ptr<std::byte> memory =
+      backend_->share(nbytes, Deadline::after(options_.timeout)).value();
+  run(barrier(false, site, what));  // all have it: it may go
+  return memory;
+}
+
+ProcessGroup::WorkPtr ProcessGroup::all_gather_in_place(const Tensor& whole, bool async_op,
+                                                        Site site, std::string_view label) {
+  check_tensor(CollectiveKind::kAllGather, whole, "whole");
+  MUSTER_CHECK(backend_->abilities().shares_memory, ErrorCode::kUnimplemented,
+               "all_gather_in_place: ranks must share memory; those of {} do not\n"
+               "  fix: use all_gather",
+               backend_->name());
+  constexpr uint64_t kInPlace = 1;
+  return launch(CollectiveKind::kAllGather, ReduceOp::kSum, kNoPeer, {whole}, {}, &whole, kInPlace,
+                async_op, site, label);
 }
 
 ProcessGroup::WorkPtr ProcessGroup::send(const Tensor& tensor, int group_dst, bool async_op,

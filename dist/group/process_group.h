@@ -107,7 +107,16 @@ class ProcessGroup {
   WorkPtr all_to_all_single(const Tensor& output, const Tensor& input, Splits output_splits = {},
                             Splits input_splits = {}, bool async_op = false,
                             Site site = Site::current());
-  WorkPtr barrier(bool async_op = false, Site site = Site::current());
+  WorkPtr barrier(bool async_op = false, Site site = Site::current(), std::string_view label = {});
+
+  /// Memory that all ranks see, zero-filled; null where the backend has none in common. Ranks agree
+  /// on `nbytes` and on `label`, which says what for. @blocks @error throws as run() does
+  [[nodiscard]] std::shared_ptr<std::byte> share(int64_t nbytes, std::string_view label,
+                                                 Site site = Site::current());
+  /// An all_gather whose result, `whole`, lies in such memory, where each rank has written its own
+  /// part: nothing is moved; once it was waited for, the parts of all are there.
+  WorkPtr all_gather_in_place(const Tensor& whole, bool async_op = false,
+                              Site site = Site::current(), std::string_view label = {});
 
   /// Point to point; numbered per ordered pair of ranks, independent of the collectives. A send is
   /// buffered: it completes without waiting for the receiver.

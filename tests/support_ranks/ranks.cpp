@@ -17,7 +17,7 @@ std::map<std::string, BackendMember>& members() {
   static std::map<std::string, BackendMember> joined = {
       {"shm",
        {"shm",
-        {.survives_peer_death = true},
+        {.survives_peer_death = true, .shares_memory = true},
         [](RankContext& ctx) -> Result<std::unique_ptr<Backend>> {
           return std::unique_ptr<Backend>(
               MUSTER_TRY(ShmBackend::open_world({.store = ctx.shared_store(),

@@ -26,11 +26,13 @@ class ShmBackend final : public Backend {
 
   [[nodiscard]] std::string name() const override { return "shm"; }
   [[nodiscard]] BackendAbilities abilities() const override {
-    return {.survives_peer_death = true};
+    return {.survives_peer_death = true, .shares_memory = true};
   }
   [[nodiscard]] std::shared_ptr<Work> launch(CollectiveRequest request) override;
   void abort(const std::string& reason) override;
   [[nodiscard]] Allocator& communication_allocator() override;
+  [[nodiscard]] Result<std::shared_ptr<std::byte>> share(int64_t nbytes,
+                                                         Deadline deadline) override;
   [[nodiscard]] Result<std::unique_ptr<Backend>> subgroup(GroupMembers members,
                                                           Deadline deadline) override;
 
@@ -39,6 +41,7 @@ class ShmBackend final : public Backend {
  private:
   explicit ShmBackend(std::shared_ptr<Group> group) : group_(std::move(group)) {}
   std::shared_ptr<Group> group_;
+  int num_shared_ = 0;  // calls of share()
 };
 
 }  // namespace muster

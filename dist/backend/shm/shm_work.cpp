@@ -14,9 +14,6 @@ using shm::ControlBlock;
 using shm::copy_bytes;
 using shm::WaitOutcome;
 
-bool is_pair(CollectiveKind kind) {
-  return kind == CollectiveKind::kSend || kind == CollectiveKind::kRecv;
-}
 bool reads_root_only(CollectiveKind kind) {
   return kind == CollectiveKind::kBroadcast || kind == CollectiveKind::kScatter;
 }
@@ -27,6 +24,7 @@ bool root_reads_all(CollectiveKind kind) {
 // Sizes that ranks agree on decide this, so that all take the same path.
 bool is_inline(const CollectiveRequest& request, int group_size) {
   const WorkDescriptor& what = request.descriptor;
+  if (what.kind == CollectiveKind::kAllGather && request.inputs.empty()) return true;
   const int64_t agreed = numel_of(what.sizes) * item_nbytes(what.dtype);
   const bool has_pieces =
       what.kind == CollectiveKind::kReduceScatter || what.kind == CollectiveKind::kScatter;

@@ -45,6 +45,7 @@ BACKEND_SUITE(AllToAll);
 BACKEND_SUITE(SendRecv);
 BACKEND_SUITE(Async);
 BACKEND_SUITE(Subgroup);
+BACKEND_SUITE(SharedMemory);
 BACKEND_SUITE(Contract);
 BACKEND_SUITE(Deadlines);
 BACKEND_SUITE(Abort);
@@ -60,6 +61,7 @@ TEST_P(Abilities, AreThoseThatTheBackendStates) {
     EXPECT_EQ(backend.abilities().survives_peer_death, GetParam().abilities.survives_peer_death);
     EXPECT_EQ(backend.abilities().reduces_in_group_order,
               GetParam().abilities.reduces_in_group_order);
+    EXPECT_EQ(backend.abilities().shares_memory, GetParam().abilities.shares_memory);
   });
 }
 
@@ -331,6 +333,45 @@ TEST_P(Subgroup, GroupsOfOneNameAreApart) {
       ASSERT_OK(groups[i]->all_reduce(sum)->wait(ctx.deadline()));
       expect_values(sum, [&](int64_t) { return own * groups[i]->world_size(); });
     }
+  });
+}
+
+TEST_P(SharedMemory, IsSeenByAllRanksOnceTheyHaveGathered) {
+  run_ranks(3, [](RankContext& ctx) {
+    ProcessGroup& group = ctx.group();
+    const bool has_any = group.backend().abilities().shares_memory;
+    const auto memory = group.share(3 * 1000 * sizeof(double), "a test");
+    ASSERT_EQ(memory != nullptr, has_any);
+    if (!has_any) {
+      EXPECT_THAT(
+          catch_error([&] {
+            group.all_gather_in_place(
+                testing::on_backend(values({2}, DType::kF32, [](int64_t) { return 1; })));
+          }),
+          testing::FailsWith(ErrorCode::kUnimplemented, ::testing::HasSubstr("use all_gather")));
+      return;
+    }
+    const Tensor whole = tensor_from_memory(memory.get(), {3, 1000}, DType::kF64);
+    expect_values(whole, [](int64_t) { return 0; });
+    ASSERT_OK(group.barrier()->wait(ctx.deadline()));
+    for (int round = 1; round < 50; ++round) {
+      for (int64_t i = 0; i < 1000; ++i)
+        whole.data<double>()[ctx.group_rank() * 1000 + i] = round * 10 + ctx.group_rank();
+      ASSERT_OK(group.all_gather_in_place(whole, round % 2 == 0)->wait(ctx.deadline()));
+      expect_values(whole, [&](int64_t i) { return round * 10 + static_cast<double>(i / 1000); });
+      ASSERT_OK(group.barrier()->wait(ctx.deadline()));  // all have looked
+    }
+  });
+}
+
+TEST_P(SharedMemory, RanksAgreeOnItsSizeAndOnWhatItIsFor) {
+  run_ranks(2, [](RankContext& ctx) {
+    if (!ctx.group().backend().abilities().shares_memory) return;
+    const auto in_place = [&](int64_t nbytes) { return ctx.group().share(nbytes, "weights"); };
+    const int64_t nbytes = 4096 * (1 + ctx.group_rank());
+    EXPECT_THAT(
+        catch_error([&] { in_place(nbytes); }),
+        testing::FailsWith(ErrorCode::kMismatch, ::testing::HasSubstr("8192 bytes of weights")));
   });
 }
 
