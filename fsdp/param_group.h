@@ -105,6 +105,10 @@ class ParamGroup {
   Tensor take_whole_gradient(ShardedParam& param) const;
   Tensor gather_input();
   ProcessGroup::WorkPtr start_gather(bool async_op);
+  void reduce_packed(const std::vector<ShardedParam*>& params, double divisor,
+                     const Tensor& received);
+  void reduce_pieces(const std::vector<ShardedParam*>& params, double divisor,
+                     const Tensor& received);
   Tensor pack_gradients(const std::vector<ShardedParam*>& params, int64_t padded);
   void sum_partial_gradients(const std::vector<ShardedParam*>& params, const Tensor& reduced);
   // False: the rows wait for the replicas.
@@ -113,6 +117,9 @@ class ParamGroup {
   void install_gradient(ShardedParam& param, const Tensor& reduced);
   [[nodiscard]] ReduceOp reduce_op() const noexcept;
   [[nodiscard]] DType reduce_dtype() const noexcept;
+  [[nodiscard]] bool reduces_in_place() const noexcept {
+    return shared_ != nullptr && reduce_dtype() == gather_dtype_;
+  }
   [[nodiscard]] int64_t padded_numel(const ShardedParam& param) const;
   [[nodiscard]] int64_t most_rows(const ShardedParam& param) const;
   [[nodiscard]] ChunkRange own_rows(const ShardedParam& param) const;

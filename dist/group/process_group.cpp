@@ -5,24 +5,11 @@
 #include <algorithm>
 
 #include "core/base/hash.h"
+#include "dist/group/checks.h"
 
 namespace muster {
 namespace {
 constexpr size_t kShownOperations = 8;
-
-void check_tensor(CollectiveKind kind, const Tensor& tensor, const char* what) {
-  MUSTER_CHECK(tensor.defined() && tensor.is_contiguous(), ErrorCode::kInvalidArgument,
-               "{}: {} must be a contiguous tensor; got {}", to_string(kind), what, tensor);
-}
-
-void check_reduce(CollectiveKind kind, ReduceOp op, const Tensor& tensor) {
-  MUSTER_CHECK(op != ReduceOp::kAvg || is_floating(tensor.dtype()), ErrorCode::kInvalidArgument,
-               "{}: avg needs a floating tensor; got {}", to_string(kind), tensor);
-  const bool is_bitwise = op == ReduceOp::kBand || op == ReduceOp::kBor || op == ReduceOp::kBxor;
-  MUSTER_CHECK(!is_bitwise || !is_floating(tensor.dtype()), ErrorCode::kInvalidArgument,
-               "{}: {} needs an integer or bool tensor; got {}", to_string(kind), to_string(op),
-               tensor);
-}
 
 // The pieces of `tensor` along its first dim: `splits` rows each, or equal ones without splits.
 std::vector<Tensor> cut_rows(const Tensor& tensor, const std::vector<int64_t>& splits, int ranks,
@@ -295,28 +282,6 @@ ProcessGroup::WorkPtr ProcessGroup::all_to_all_single(const Tensor& output, cons
 ProcessGroup::WorkPtr ProcessGroup::barrier(bool async_op, Site site, std::string_view label) {
   return launch(CollectiveKind::kBarrier, ReduceOp::kSum, kNoPeer, {}, {}, nullptr, 0, async_op,
                 site, label);
-}
-
-std::shared_ptr<std::byte> ProcessGroup::share(int64_t nbytes, std::string_view label, Site site) {
-  if (!backend_->abilities().shares_memory) return nullptr;
-  const std::string what = fmt::format("{} bytes of {}", nbytes, label);
-  run(barrier(false, site, what));
-  std::shared_ptr<std::byte> memory =
-      backend_->share(nbytes, Deadline::after(options_.timeout)).value();
-  run(barrier(false, site, what));  // all have it: it may go
-  return memory;
-}
-
-ProcessGroup::WorkPtr ProcessGroup::all_gather_in_place(const Tensor& whole, bool async_op,
-                                                        Site site, std::string_view label) {
-  check_tensor(CollectiveKind::kAllGather, whole, "whole");
-  MUSTER_CHECK(backend_->abilities().shares_memory, ErrorCode::kUnimplemented,
-               "all_gather_in_place: ranks must share memory; those of {} do not\n"
-               "  fix: use all_gather",
-               backend_->name());
-  constexpr uint64_t kInPlace = 1;
-  return launch(CollectiveKind::kAllGather, ReduceOp::kSum, kNoPeer, {whole}, {}, &whole, kInPlace,
-                async_op, site, label);
 }
 
 ProcessGroup::WorkPtr ProcessGroup::send(const Tensor& tensor, int group_dst, bool async_op,

@@ -117,6 +117,12 @@ class ProcessGroup {
   /// part: nothing is moved; once it was waited for, the parts of all are there.
   WorkPtr all_gather_in_place(const Tensor& whole, bool async_op = false,
                               Site site = Site::current(), std::string_view label = {});
+  /// reduce_scatter_tensor of pieces that lie apart, whose sizes may differ: `inputs` are P tensors
+  /// for each rank, rank by rank, and `outputs` the P of this rank, reduced. For ranks that share
+  /// memory: what is a rank's own is read where it lies.
+  WorkPtr reduce_scatter(const std::vector<Tensor>& outputs, const std::vector<Tensor>& inputs,
+                         ReduceOp op = ReduceOp::kSum, bool async_op = false,
+                         Site site = Site::current(), std::string_view label = {});
 
   /// Point to point; numbered per ordered pair of ranks, independent of the collectives. A send is
   /// buffered: it completes without waiting for the receiver.

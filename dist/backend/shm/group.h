@@ -131,10 +131,12 @@ class ShmWork final : public Work {
   void act();
   void act_all_reduce();
   void act_gather();
+  void act_reduce_pieces();
   void act_all_to_all();
   void copy_staged_output();
   [[nodiscard]] const std::byte* input_of(int peer, int64_t nbytes) const;
   std::byte* stage(int64_t nbytes);
+  std::byte* stage_pieces_for_others();
   void release_stage();
   [[nodiscard]] int64_t payload_nbytes() const;
 

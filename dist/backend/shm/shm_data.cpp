@@ -96,6 +96,33 @@ void ShmWork::act_all_to_all() {
   }
 }
 
+// What stage_pieces_for_others() of every rank and this rank's own pieces add up to.
+void ShmWork::act_reduce_pieces() {
+  const auto size = static_cast<size_t>(group_->size());
+  const auto own = static_cast<size_t>(group_->members.group_rank);
+  const auto& outputs = request_.outputs;
+  std::vector<int64_t> nbytes(size);
+  for (size_t i = 0; i < request_.inputs.size(); ++i)
+    nbytes[i / outputs.size()] += request_.inputs[i].nbytes();
+  std::vector<const std::byte*> staged(size, nullptr);
+  for (size_t peer = 0; peer < size; ++peer) {
+    int64_t before = 0;
+    for (size_t rank = 0; rank < own; ++rank) before += rank == peer ? 0 : nbytes[rank];
+    if (peer != own && nbytes[own] > 0)
+      staged[peer] = input_of(static_cast<int>(peer), before + nbytes[own]) + before;
+  }
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    if (outputs[i].numel() == 0) continue;
+    std::vector<const std::byte*> sources = staged;
+    sources[own] = bytes_of(request_.inputs[own * outputs.size() + i]);
+    reduce_buffers(descriptor().op, outputs[i].dtype(), bytes_of(outputs[i]), sources,
+                   outputs[i].numel());
+    for (const std::byte*& at : staged) {
+      if (at != nullptr) at += outputs[i].nbytes();
+    }
+  }
+}
+
 void ShmWork::act() {
   const int own = group_->members.group_rank;
   const bool is_root = own == request_.root;
@@ -112,6 +139,7 @@ void ShmWork::act() {
     case CollectiveKind::kReduceScatter:
     case CollectiveKind::kReduce: {
       if (descriptor().kind == CollectiveKind::kReduce && !is_root) return;
+      if (request_.inputs.size() > 1) return act_reduce_pieces();
       const Tensor& output = request_.outputs[0];
       const int64_t from =
           descriptor().kind == CollectiveKind::kReduceScatter ? own * output.nbytes() : 0;

@@ -21,6 +21,10 @@ bool root_reads_all(CollectiveKind kind) {
   return kind == CollectiveKind::kGather || kind == CollectiveKind::kReduce;
 }
 
+bool reduces_pieces(const CollectiveRequest& request) {
+  return request.descriptor.kind == CollectiveKind::kReduceScatter && request.inputs.size() > 1;
+}
+
 // Sizes that ranks agree on decide this, so that all take the same path.
 bool is_inline(const CollectiveRequest& request, int group_size) {
   const WorkDescriptor& what = request.descriptor;
@@ -28,7 +32,7 @@ bool is_inline(const CollectiveRequest& request, int group_size) {
   const int64_t agreed = numel_of(what.sizes) * item_nbytes(what.dtype);
   const bool has_pieces =
       what.kind == CollectiveKind::kReduceScatter || what.kind == CollectiveKind::kScatter;
-  const bool is_uneven = what.kind == CollectiveKind::kAllToAll ||
+  const bool is_uneven = what.kind == CollectiveKind::kAllToAll || reduces_pieces(request) ||
                          (what.kind == CollectiveKind::kAllGather && request.outputs.size() > 1);
   return !is_uneven && agreed * (has_pieces ? group_size : 1) <= shm::kInlineNbytes;
 }
@@ -197,6 +201,24 @@ std::optional<Error> ShmWork::compare_contract(int peer, const WrittenDescriptor
                            {theirs, group_->name_of(peer)});
 }
 
+// Rank by rank; its own pieces a rank reads where they lie.
+std::byte* ShmWork::stage_pieces_for_others() {
+  const auto own = static_cast<size_t>(group_->members.group_rank);
+  const size_t per_rank = request_.outputs.size();
+  const auto is_own = [&](size_t i) { return i / per_rank == own; };
+  int64_t nbytes = 0;
+  for (size_t i = 0; i < request_.inputs.size(); ++i)
+    nbytes += is_own(i) ? 0 : request_.inputs[i].nbytes();
+  if (nbytes == 0) return nullptr;
+  std::byte* to = stage(nbytes);
+  for (size_t i = 0; i < request_.inputs.size(); ++i) {
+    if (is_own(i)) continue;
+    copy_bytes(to, bytes_of(request_.inputs[i]), request_.inputs[i].nbytes());
+    to += request_.inputs[i].nbytes();
+  }
+  return staged_;
+}
+
 std::byte* ShmWork::stage(int64_t nbytes) {
   staged_ = static_cast<std::byte*>(group_->context->arena().allocate(nbytes));
   staged_nbytes_ = nbytes;
@@ -236,6 +258,8 @@ void ShmWork::announce() {
       copy_bytes(to, bytes_of(request_.inputs[i]), request_.inputs[i].nbytes());
       to += request_.inputs[i].nbytes();
     }
+  } else if (reduces_pieces(request_)) {
+    if (std::byte* const at = stage_pieces_for_others()) slot.input_offset = arena.offset_of(at);
   } else if (contributes && !request_.inputs.empty()) {
     const Tensor& first = request_.inputs[0];
     const bool in_place = !is_inline_ && request_.inputs.size() == 1 && first.numel() > 0 &&

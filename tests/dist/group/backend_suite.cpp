@@ -375,6 +375,58 @@ TEST_P(SharedMemory, RanksAgreeOnItsSizeAndOnWhatItIsFor) {
   });
 }
 
+// Pieces of other sizes for each rank, some empty, of every op and of a half type.
+TEST_P(SharedMemory, PiecesAreReducedWhereTheyLie) {
+  run_ranks(3, [](RankContext& ctx) {
+    ProcessGroup& group = ctx.group();
+    if (!group.backend().abilities().shares_memory) {
+      const Tensor two = testing::on_backend(values({2}, DType::kF32, [](int64_t) { return 1; }));
+      EXPECT_THAT(catch_error([&] {
+                    group.reduce_scatter({two}, {two, two, two});
+                  }),
+                  testing::FailsWith(ErrorCode::kUnimplemented,
+                                     ::testing::HasSubstr("use reduce_scatter_tensor")));
+      return;
+    }
+    const int rank = ctx.group_rank();
+    const auto size_of = [](int to, int piece) { return int64_t{to * 1000 + piece * 3}; };
+    for (const DType dtype : {DType::kF32, DType::kBF16, DType::kI64}) {
+      for (const bool async_op : {false, true}) {
+        std::vector<Tensor> inputs, outputs;
+        for (int to = 0; to < 3; ++to) {
+          for (int piece = 0; piece < 2; ++piece) {
+            inputs.push_back(values({size_of(to, piece)}, dtype, [&](int64_t i) {
+              return static_cast<double>(i % 7) + 10 * rank + piece;
+            }));
+          }
+        }
+        for (int piece = 0; piece < 2; ++piece)
+          outputs.push_back(values({size_of(rank, piece)}, dtype, [](int64_t) { return -1; }));
+        ASSERT_OK(
+            group.reduce_scatter(outputs, inputs, ReduceOp::kSum, async_op)->wait(ctx.deadline()));
+        for (int piece = 0; piece < 2; ++piece) {
+          expect_values(outputs[static_cast<size_t>(piece)],
+                        [&](int64_t i) { return 3 * static_cast<double>(i % 7) + 30 + 3 * piece; });
+        }
+      }
+    }
+  });
+}
+
+TEST_P(SharedMemory, PiecesOfOtherSizesAreAMismatch) {
+  run_ranks(2, [](RankContext& ctx) {
+    ProcessGroup& group = ctx.group();
+    if (!group.backend().abilities().shares_memory) return;
+    const int64_t size = 1000 + ctx.group_rank();
+    const Tensor piece = values({size}, DType::kF32, [](int64_t) { return 1; });
+    EXPECT_THAT(group.reduce_scatter({piece}, {piece, piece})->wait(ctx.deadline()),
+                testing::FailsWith(ErrorCode::kMismatch, ::testing::HasSubstr("diverged")));
+    EXPECT_THAT(catch_error([&] { group.reduce_scatter({piece}, {piece}); }),
+                testing::FailsWith(ErrorCode::kInvalidArgument,
+                                   ::testing::HasSubstr("as many inputs for each of 2 ranks")));
+  });
+}
+
 // The contract check: each pair diverges in one respect, and both sides name both sites.
 struct Divergence {
   const char* name;
