@@ -29,6 +29,18 @@ void copy(const Tensor& to, const Tensor& from, int64_t from_element = 0) {
     std::memmove(to.data_ptr(), source, static_cast<size_t>(to.nbytes()));
 }
 
+// All ranks contribute the same: each rank's outputs are the input, cut in order, as far as it
+// goes.
+void copy_pieces(const std::vector<Tensor>& outputs, const Tensor& input, int ranks) {
+  const size_t per_rank = std::max<size_t>(1, outputs.size() / static_cast<size_t>(ranks));
+  int64_t at = 0;
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    if (i % per_rank == 0) at = 0;
+    if (at + outputs[i].numel() <= input.numel()) copy(outputs[i], input, at);
+    at += outputs[i].numel();
+  }
+}
+
 // All ranks contribute the same: a sum is a multiple, a product a power, pairs of equal bits cancel
 // under bxor, and the rest is the value itself.
 void reduce_same(const Tensor& tensor, ReduceOp op, int ranks) {
@@ -81,9 +93,7 @@ std::shared_ptr<Work> FakeBackend::launch(CollectiveRequest request) {
                        inputs[0].data_ptr(), static_cast<size_t>(inputs[0].nbytes()));
         }
       } else {
-        for (const Tensor& output : outputs) {
-          if (output.numel() == inputs[0].numel()) copy(output, inputs[0]);
-        }
+        copy_pieces(outputs, inputs[0], group_size_);
       }
       break;
     case CollectiveKind::kScatter:

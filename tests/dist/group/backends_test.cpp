@@ -2,7 +2,10 @@
 #include "dist/backends/backends.h"
 
 #include <gmock/gmock.h>
+#include <unistd.h>
 
+#include "dist/backend/fake/fake_backend.h"
+#include "dist/group/process_group.h"
 #include "dist/store/hash_store.h"
 #include "tests/support/matchers.h"
 
@@ -33,6 +36,28 @@ TEST(Backends, AreOpenedByTheNamesThatRecipesUse) {
     }
     EXPECT_EQ(backend.value()->name(), name);
   }
+}
+
+TEST(Backends, ShmHasRoomForAllThatTheMachineHolds) {
+  const auto backend = open_backend("shm", alone(), Deadline::after(30s)).value();
+  const int64_t memory = int64_t{::sysconf(_SC_PHYS_PAGES)} * ::sysconf(_SC_PAGESIZE);
+  EXPECT_GE(backend->communication_allocator().stats().reserved.count, memory);
+}
+
+TEST(Backends, FakeGathersEveryPiece) {
+  ProcessGroup::Options options;
+  options.global_ranks = {0, 1};
+  ProcessGroup group(options, std::make_unique<FakeBackend>(0, 2));
+  std::vector<float> data{1, 2, 3};
+  std::vector<float> gathered(6);
+  const Tensor input = tensor_from_memory(data.data(), {3}, DType::kF32);
+  std::vector<Tensor> outputs;
+  for (const int64_t at : {0, 1, 3, 4}) {
+    const int64_t size = at % 3 == 0 ? 1 : 2;
+    outputs.push_back(tensor_from_memory(gathered.data() + at, {size}, DType::kF32));
+  }
+  group.run(group.all_gather(outputs, input));
+  EXPECT_THAT(gathered, ::testing::ElementsAre(1, 2, 3, 1, 2, 3));
 }
 
 TEST(Backends, AnUnknownNameIsRefusedWithThoseThatExist) {
