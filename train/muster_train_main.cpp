@@ -11,14 +11,14 @@
 #include "core/base/log.h"
 #include "core/kernels/parallel.h"
 #include "core/kernels/precision.h"
+#include "train/last_words.h"
 #include "train/trainer.h"
 
 namespace {
 using namespace muster;  // NOLINT(google-build-using-namespace): a main file
 
 int fail(const WorkerEnv& env, const Error& error) {
-  MUSTER_LOG(kError, "{}", error.what());
-  write_error_file(env, error);
+  say_last_words(env, error);
   return exit_status(error.code());
 }
 
@@ -61,6 +61,7 @@ int main(int argc, char** argv) {
   }
   muster::Result<muster::WorkerEnv> env = muster::WorkerEnv::read();
   if (!env.ok()) return fail({}, env.error());
+  await_last_words(*env);
   try {
     return run(*env, argc, argv);
   } catch (const muster::Error& error) {

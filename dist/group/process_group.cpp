@@ -3,9 +3,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <optional>
 
 #include "core/base/hash.h"
 #include "dist/group/checks.h"
+#include "dist/group/waits.h"
 
 namespace muster {
 namespace {
@@ -311,6 +313,8 @@ ProcessGroup::WorkPtr ProcessGroup::recv_tagged(const Tensor& tensor, int group_
 }
 
 void ProcessGroup::run(const WorkPtr& work) {
+  std::optional<WaitScope> scope;
+  if (!work->done()) scope.emplace(work, options_.global_ranks);
   const Deadline deadline = Deadline::after(options_.timeout);
   const bool watches = options_.on_slow && options_.slow_after < options_.timeout;
   Result<void> result = work->wait(watches ? Deadline::after(options_.slow_after) : deadline);
