@@ -98,6 +98,16 @@ Result<std::shared_ptr<Store>> open_job_store(const WorkerEnv& env, Deadline dea
       std::move(client), fmt::format("muster/gen{}", env.generation)));
 }
 
+namespace {
+Result<void> write_file(const std::string& path, std::string_view text) {
+  FileSystem& fs = real_file_system();
+  const std::unique_ptr<WritableFile> file = MUSTER_TRY(fs.create(path + ".tmp"));
+  MUSTER_TRY(file->append(std::as_bytes(std::span(text.data(), text.size()))));
+  MUSTER_TRY(file->close());
+  return fs.rename(path + ".tmp", path);
+}
+}  // namespace
+
 void write_error_file(const WorkerEnv& env, const Error& error) {
   if (env.error_file.empty()) return;
   const nlohmann::json record = {
@@ -105,8 +115,9 @@ void write_error_file(const WorkerEnv& env, const Error& error) {
        {{"message", fmt::format("{}: {}", to_string(error.code()), error.message())},
         {"extraInfo",
          {{"py_callstack", error.what()}, {"timestamp", std::to_string(std::time(nullptr))}}}}}};
+  // Whole or not at all, but not to disk: it is read at once, and the launcher may not wait long.
   static_cast<void>(
-      write_file_durably(real_file_system(), env.error_file,
-                         record.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace)));
+      write_file(env.error_file,
+                 record.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace)));
 }
 }  // namespace muster

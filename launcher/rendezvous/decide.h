@@ -47,8 +47,9 @@ struct JobView {
 struct RestartPolicy {
   int max_restarts = 0;
   int max_data_restarts = 1;  ///< from the previous checkpoint; a second one would read it again
-  /// How long the first failure may stay unexplained when it only says that a peer is gone.
-  Duration settle = 10ms;
+  /// How long the first failure may stay unexplained when it only says that a peer is gone or late:
+  /// the peer's own exit may follow, and the others have a moment to say what they saw.
+  Duration settle = 200ms;
   Duration grace = 30s;        ///< between SIGTERM and SIGKILL
   Duration crash_grace = 30s;  ///< the same after a crash; 0 kills at once
   NodesPolicy nodes{};
