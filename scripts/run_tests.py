@@ -52,6 +52,8 @@ def main():
         if os.path.exists(report):
             os.remove(report)
         environment = dict(os.environ, GTEST_OUTPUT="xml:" + os.path.abspath(report))
+        # The agent forks a guardian before it starts threads in both.
+        environment.setdefault("TSAN_OPTIONS", "die_after_fork=0")
         started = time.monotonic()
         with open(log, "wb") as out:
             try:
