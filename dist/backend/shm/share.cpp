@@ -46,8 +46,9 @@ Result<std::shared_ptr<std::byte>> ShmBackend::share(int64_t nbytes, Deadline de
   // Whose it is the kernel decides page by page; each member counts an equal part.
   const int64_t part = nbytes / group_->size();
   group_->context->arena().account(part);
-  const auto let_go = [block, context = group_->context, part](std::byte*) {
-    context->arena().account(-part);
+  // A failed operation leaves its tensors, and so this block, with the context.
+  const auto let_go = [block, weak = std::weak_ptr(group_->context), part](std::byte*) {
+    if (const auto context = weak.lock()) context->arena().account(-part);
   };
   return std::shared_ptr<std::byte>(block->at(0), let_go);
 }
