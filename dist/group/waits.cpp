@@ -22,7 +22,7 @@ struct Waits {
   std::mutex mutex;
   std::vector<Wait> all;  // guarded by mutex
   struct Over {
-    Wait wait;
+    std::string text;  // its work, and with it a group, must not be kept
     TimePoint ended{};
   } last;  // of those for which somebody was seen to be late; guarded by mutex
 };
@@ -52,7 +52,12 @@ WaitScope::~WaitScope() {
   const std::lock_guard lock(waits().mutex);
   std::erase_if(waits().all, [this](const Wait& wait) {
     if (wait.work != work_) return false;
-    if (!wait.late.empty()) waits().last = {wait, real_clock().now()};
+    const TimePoint now = real_clock().now();
+    if (!wait.late.empty()) {
+      waits().last = {fmt::format("{} had waited {:.1f} s{}", wait.work->descriptor().describe(),
+                                  to_seconds(now - wait.since), wait.late),
+                      now};
+    }
     return true;
   });
 }
@@ -67,11 +72,8 @@ std::vector<LongWait> long_waits(Duration least) {
   }
   std::vector<LongWait> found;
   const Duration ago = real_clock().now() - last.ended;
-  if (last.wait.work && ago < kRecent) {
-    found.push_back({fmt::format(
-        "{} had waited {:.1f} s{}, until {:.3f} s ago", last.wait.work->descriptor().describe(),
-        to_seconds(last.ended - last.wait.since), last.wait.late, to_seconds(ago))});
-  }
+  if (!last.text.empty() && ago < kRecent)
+    found.push_back({fmt::format("{}, until {:.3f} s ago", last.text, to_seconds(ago))});
   for (Wait& wait : all) {
     const Duration waited = real_clock().now() - wait.since;
     if (waited < least) continue;
