@@ -8,7 +8,7 @@ if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
     -Wno-error=array-bounds -Wno-error=restrict -Wno-error=dangling-pointer -Wno-error=use-after-free -Wno-error=free-nonheap-object)
 endif()
 
-# -O3 is for kernels (CMakeLists.txt); elsewhere it costs build time and buys nothing.
+# -O3 is for kernels and reductions (CMakeLists.txt); elsewhere it costs build time and buys nothing.
 set(CMAKE_CXX_FLAGS_RELEASE "-O2 -DNDEBUG")
 
 # Call sites in messages are paths from the source tree's root.

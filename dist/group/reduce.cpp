@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <type_traits>
 
+#include "core/base/stream_copy.h"
+
 namespace muster {
 namespace {
 // Small enough for the L1 cache, so that the accumulator is written to memory once.
@@ -28,6 +30,7 @@ W combine(W a, W b) {
 template <ReduceOp kOp, typename T>
 void reduce_typed(T* out, std::span<const std::byte* const> sources, int64_t count) {
   using W = Wide<T>;
+  const bool streams = count * static_cast<int64_t>(sizeof(T)) >= kStreamNbytes;
   W sum[kTile];
   for (int64_t from = 0; from < count; from += kTile) {
     const int64_t n = std::min(kTile, count - from);
@@ -41,8 +44,19 @@ void reduce_typed(T* out, std::span<const std::byte* const> sources, int64_t cou
       const W divisor = static_cast<W>(sources.size());
       for (int64_t i = 0; i < n; ++i) sum[i] /= divisor;
     }
-    for (int64_t i = 0; i < n; ++i) out[from + i] = static_cast<T>(sum[i]);
+    if (!streams) {
+      for (int64_t i = 0; i < n; ++i) out[from + i] = static_cast<T>(sum[i]);
+    } else if constexpr (std::is_same_v<W, T>) {
+      stream_bytes(reinterpret_cast<std::byte*>(out + from),
+                   reinterpret_cast<const std::byte*>(sum), n * sizeof(T));
+    } else {
+      T rounded[kTile];
+      for (int64_t i = 0; i < n; ++i) rounded[i] = static_cast<T>(sum[i]);
+      stream_bytes(reinterpret_cast<std::byte*>(out + from),
+                   reinterpret_cast<const std::byte*>(rounded), n * sizeof(T));
+    }
   }
+  if (streams) stream_fence();
 }
 
 template <ReduceOp kOp>

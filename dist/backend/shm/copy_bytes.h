@@ -3,6 +3,7 @@
 
 #include <cstring>
 
+#include "core/base/stream_copy.h"
 #include "core/tensor/tensor.h"
 
 namespace muster::shm {
@@ -12,7 +13,13 @@ inline std::byte* bytes_of(const Tensor& tensor) {
 }
 
 inline void copy_bytes(std::byte* to, const std::byte* from, int64_t nbytes) {
-  if (nbytes > 0 && to != from) std::memcpy(to, from, static_cast<size_t>(nbytes));
+  if (nbytes <= 0 || to == from) return;
+  if (nbytes < kStreamNbytes) {
+    std::memcpy(to, from, static_cast<size_t>(nbytes));
+  } else {
+    stream_bytes(to, from, nbytes);
+    stream_fence();
+  }
 }
 
 }  // namespace muster::shm
