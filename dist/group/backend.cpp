@@ -1,6 +1,12 @@
 #include "dist/group/backend.h"
 
+#include <fmt/format.h>
+
 namespace muster {
+
+std::string rank_name(int group_rank, int global_rank) {
+  return fmt::format("group rank {} (global {})", group_rank, global_rank);
+}
 
 GroupMembers GroupMembers::world(int global_rank, int world_size) {
   GroupMembers members;

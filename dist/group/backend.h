@@ -35,6 +35,9 @@ struct CollectiveRequest {
   bool async_op = false;        ///< progress without a waiting caller
 };
 
+/// "group rank 1 (global 3)", as every message calls a member.
+[[nodiscard]] std::string rank_name(int group_rank, int global_rank);
+
 /// Who a group is, as its backend knows it.
 struct GroupMembers {
   std::string name = "world";      ///< for messages; several groups of a job may have it
@@ -48,6 +51,10 @@ struct GroupMembers {
     return global_ranks[static_cast<size_t>(rank)];
   }
   [[nodiscard]] int own_global_rank() const { return global_rank_of(group_rank); }
+  [[nodiscard]] std::string name_of(int rank) const {
+    return rank_name(rank, global_rank_of(rank));
+  }
+  [[nodiscard]] std::string own_name() const { return name_of(group_rank); }
 };
 
 class Backend {

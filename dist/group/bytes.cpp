@@ -38,9 +38,9 @@ std::string string_of(const Tensor& bytes) {
 
 Error error_of(const char* operation, const ProcessGroup& group, int group_rank, int64_t code,
                const std::string& text) {
-  return make_error(static_cast<ErrorCode>(code), "{} in group {}: group rank {} (global {}): {}",
-                    operation, group.name(), group_rank,
-                    group.global_ranks()[static_cast<size_t>(group_rank)], text);
+  return make_error(static_cast<ErrorCode>(code), "{} in group {}: {}: {}", operation, group.name(),
+                    rank_name(group_rank, group.global_ranks()[static_cast<size_t>(group_rank)]),
+                    text);
 }
 }  // namespace
 

@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <mutex>
 
+#include "dist/group/backend.h"
+
 namespace muster {
 namespace {
 // What has just come may have been woken to be ended, like this process.
@@ -35,8 +37,7 @@ Waits& waits() {
 std::string describe_late(const Wait& wait) {
   std::vector<std::string> late;
   for (const int rank : wait.work->late_ranks()) {
-    late.push_back(fmt::format("group rank {} (global {})", rank,
-                               wait.global_ranks[static_cast<size_t>(rank)]));
+    late.push_back(rank_name(rank, wait.global_ranks[static_cast<size_t>(rank)]));
   }
   return late.empty() ? "" : fmt::format(" for {}", fmt::join(late, ", "));
 }

@@ -102,8 +102,8 @@ std::optional<Error> GlooBackend::Group::compare_locked(const GlooWork& work, in
                                                         const Announcement& theirs) const {
   WrittenDescriptor written;
   written.write(work.descriptor());
-  const ContractSide mine{written, name_of(members_.group_rank)};
-  const ContractSide other{theirs.descriptor, name_of(peer)};
+  const ContractSide mine{written, members_.own_name()};
+  const ContractSide other{theirs.descriptor, members_.name_of(peer)};
   std::optional<Error> diverged = compare_contracts(members_.name, size(), mine, other);
   if (diverged || work.descriptor().kind != CollectiveKind::kAllToAll) return diverged;
   const auto at = static_cast<size_t>(peer);
@@ -145,8 +145,8 @@ void GlooBackend::Group::advance_locked(Round& round) {
           wire::expected_contribution_nbytes(work->request_, members_.group_rank, peer);
       if (announced && nbytes != expected) {
         return fail_locked(make_error(ErrorCode::kInternal, "{}: {} must give {} bytes; got {}",
-                                      work->descriptor().describe(), name_of(peer), expected,
-                                      nbytes));
+                                      work->descriptor().describe(), members_.name_of(peer),
+                                      expected, nbytes));
       }
     }
     wire::run_inline(work->request_, members_.group_rank, contributions);
@@ -215,8 +215,8 @@ void GlooBackend::Group::on_frame(int peer, const FrameHeader& header, const std
                          : code == ErrorCode::kPeerLost ? "lost a peer"
                          : code == ErrorCode::kTimeout  ? "gave up waiting"
                                                         : "aborted it";
-      return fail_locked(
-          make_error(code, "group {}: {} {}: {}", members_.name, name_of(rank), what, text));
+      return fail_locked(make_error(code, "group {}: {} {}: {}", members_.name,
+                                    members_.name_of(rank), what, text));
     }
     if (header.kind == FrameKind::kContract) {
       const auto head = wire::from_bytes<AnnouncementHead>(payload.data());
@@ -275,7 +275,7 @@ void GlooBackend::Group::abort(const std::string& reason) {
   const std::lock_guard lock(mutex_);
   if (!failure_) post_notice(Error(ErrorCode::kAborted, reason));
   fail_locked(make_error(ErrorCode::kAborted, "group {}: aborted on {}: {}", members_.name,
-                         name_of(members_.group_rank), reason));
+                         members_.own_name(), reason));
 }
 
 void GlooBackend::Group::close() {
@@ -335,10 +335,6 @@ void GlooBackend::Group::run() {
   }
 }
 
-std::string GlooBackend::Group::name_of(int group_rank) const {
-  return fmt::format("group rank {} (global {})", group_rank, members_.global_rank_of(group_rank));
-}
-
 int GlooBackend::Group::group_rank_of(int global_rank) const {
   const auto& ranks = members_.global_ranks;
   const auto at = std::find(ranks.begin(), ranks.end(), global_rank);
@@ -347,7 +343,7 @@ int GlooBackend::Group::group_rank_of(int global_rank) const {
 
 Error GlooBackend::Group::lost_error(const WorkDescriptor& what, int group_rank,
                                      const wire::PeerEnd& end) const {
-  return make_error(ErrorCode::kPeerLost, "{}: {} {}", what.describe(), name_of(group_rank),
-                    end.reason);
+  return make_error(ErrorCode::kPeerLost, "{}: {} {}", what.describe(),
+                    members_.name_of(group_rank), end.reason);
 }
 }  // namespace muster

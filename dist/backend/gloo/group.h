@@ -113,7 +113,6 @@ class GlooBackend::Group final : public wire::ChannelListener,
   void run();
   std::optional<Error> run_one(const WorkRef& work);
 
-  [[nodiscard]] std::string name_of(int group_rank) const;
   [[nodiscard]] int group_rank_of(int global_rank) const;
   [[nodiscard]] Error lost_error(const WorkDescriptor& what, int group_rank,
                                  const wire::PeerEnd& end) const;

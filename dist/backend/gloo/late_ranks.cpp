@@ -25,13 +25,13 @@ std::vector<int> GlooBackend::Group::late_ranks(const GlooWork& work) {
 std::string GlooBackend::Group::describe_late(const GlooWork& work) {
   const std::vector<int> late = late_ranks(work);
   if (work.descriptor().kind == CollectiveKind::kRecv)
-    return fmt::format("\n  {} has not sent it", name_of(work.descriptor().peer));
+    return fmt::format("\n  {} has not sent it", members_.name_of(work.descriptor().peer));
   if (late.empty()) return "\n  all ranks have arrived; its data is on the way";
   std::string text;
   for (const int peer : late) {
     const std::string place = channel_->mesh().where_it_waits(members_.global_rank_of(peer));
     const std::lock_guard lock(mutex_);
-    text += fmt::format("\n  {} has not arrived; its last is #{}{}{}", name_of(peer),
+    text += fmt::format("\n  {} has not arrived; its last is #{}{}{}", members_.name_of(peer),
                         last_announced_[static_cast<size_t>(peer)],
                         place.empty() ? "" : "; it waits for this rank in ", place);
   }

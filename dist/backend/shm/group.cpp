@@ -135,7 +135,7 @@ std::optional<Error> ShmBackend::Group::failure() const {
 
 void ShmBackend::Group::abort(const std::string& reason) {
   fail(make_error(ErrorCode::kAborted, "group {}: aborted on {}: {}", members.name,
-                  name_of(members.group_rank), reason));
+                  members.own_name(), reason));
   is_aborted = true;
   post_notice(Error(ErrorCode::kAborted, reason));
   changed_.notify_all();
@@ -168,15 +168,17 @@ Error ShmBackend::Group::read_notice(int peer, const WorkDescriptor& what) const
   const char* text = block.abort_reason.data();
   const std::string reason(text, ::strnlen(text, block.abort_reason.size()));
   if (code == ErrorCode::kMismatch) {
-    return make_error(code, "{}: {} found that ranks diverged: {}", what.describe(), name_of(peer),
-                      reason);
+    return make_error(code, "{}: {} found that ranks diverged: {}", what.describe(),
+                      members.name_of(peer), reason);
   }
   if (code == ErrorCode::kPeerLost)
-    return make_error(code, "{}: {} lost a peer: {}", what.describe(), name_of(peer), reason);
+    return make_error(code, "{}: {} lost a peer: {}", what.describe(), members.name_of(peer),
+                      reason);
   if (code == ErrorCode::kTimeout)
-    return make_error(code, "{}: {} gave up waiting: {}", what.describe(), name_of(peer), reason);
+    return make_error(code, "{}: {} gave up waiting: {}", what.describe(), members.name_of(peer),
+                      reason);
   return make_error(ErrorCode::kAborted, "{}: {} aborted the group: {}", what.describe(),
-                    name_of(peer), reason);
+                    members.name_of(peer), reason);
 }
 
 std::string ShmBackend::Group::where_it_waits(int global_rank) const {
@@ -190,9 +192,5 @@ std::string ShmBackend::Group::where_it_waits(int global_rank) const {
   if (!has_arrived || static_cast<int32_t>(own - ticks) >= 0) return {};
   // It cannot come to its next operation before this rank came to this one.
   return theirs.announcements[(ticks + 1) / 2 % 2].descriptor.describe(members.name);
-}
-
-std::string ShmBackend::Group::name_of(int group_rank) const {
-  return fmt::format("group rank {} (global {})", group_rank, members.global_rank_of(group_rank));
 }
 }  // namespace muster

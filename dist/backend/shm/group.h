@@ -63,9 +63,6 @@ class ShmBackend::Group {
   /// backend calls this before it lets go.
   void close();
 
-  /// "group rank 1 (global 3)".
-  [[nodiscard]] std::string name_of(int group_rank) const;
-
   std::shared_ptr<shm::Context> context;
   GroupMembers members;
   std::vector<shm::ControlBlock*> blocks;  ///< by group rank; own_block() is ours to write

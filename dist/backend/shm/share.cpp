@@ -29,8 +29,8 @@ Result<std::unique_ptr<SharedArena>> open_block(ShmBackend::Group& group, const 
   }
   const std::string words = MUSTER_TRY(store.get(key, deadline));
   if (words.starts_with("!")) {
-    return make_error(ErrorCode::kOutOfMemory, "{} could not make it: {}", group.name_of(owner),
-                      words.substr(1));
+    return make_error(ErrorCode::kOutOfMemory, "{} could not make it: {}",
+                      group.members.name_of(owner), words.substr(1));
   }
   return SharedArena::attach(group.peer(owner).pid, std::stoi(words), {nbytes});
 }

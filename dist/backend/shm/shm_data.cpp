@@ -86,9 +86,9 @@ void ShmWork::act_all_to_all() {
     mine.write(descriptor());
     const Announcement& slot = group_->block(peer).announcements[descriptor().seq % 2];
     std::optional<Error> diverged =
-        compare_pieces(group_->members.name, size, {mine, group_->name_of(own)},
-                       {slot.descriptor, group_->name_of(peer)}, {input.nbytes(), output.nbytes()},
-                       {sends[own], expects[own]});
+        compare_pieces(group_->members.name, size, {mine, group_->members.name_of(own)},
+                       {slot.descriptor, group_->members.name_of(peer)},
+                       {input.nbytes(), output.nbytes()}, {sends[own], expects[own]});
     if (diverged) throw std::move(*diverged);
     int64_t offset = table_nbytes;
     for (int i = 0; i < own; ++i) offset += sends[i];

@@ -53,8 +53,9 @@ Result<void> ShmWork::wait(Deadline deadline) {
       const uint32_t ticks = group_->block(peer).clock.ticks.load(std::memory_order_acquire);
       const std::string place =
           group_->context->where_it_waits(group_->members.global_rank_of(peer));
-      late += fmt::format("\n  {} has not arrived; its last is #{}{}{}", group_->name_of(peer),
-                          ticks / 2, place.empty() ? "" : "; it waits for this rank in ", place);
+      late +=
+          fmt::format("\n  {} has not arrived; its last is #{}{}{}", group_->members.name_of(peer),
+                      ticks / 2, place.empty() ? "" : "; it waits for this rank in ", place);
     }
     Error error = make_error(ErrorCode::kTimeout, "{}: the deadline passed; it is still pending{}",
                              descriptor().describe(), late);
@@ -190,15 +191,14 @@ std::optional<Error> ShmWork::fault_of_others(int awaited) const {
 
 Error ShmWork::lost_error(int peer) const {
   return make_error(ErrorCode::kPeerLost, "{}: {} (pid {}) has ended", descriptor().describe(),
-                    group_->name_of(peer), group_->peer(peer).pid);
+                    group_->members.name_of(peer), group_->peer(peer).pid);
 }
 
 std::optional<Error> ShmWork::compare_contract(int peer, const WrittenDescriptor& theirs) const {
   WrittenDescriptor mine;
   mine.write(descriptor());
-  return compare_contracts(group_->members.name, group_->size(),
-                           {mine, group_->name_of(group_->members.group_rank)},
-                           {theirs, group_->name_of(peer)});
+  return compare_contracts(group_->members.name, group_->size(), {mine, group_->members.own_name()},
+                           {theirs, group_->members.name_of(peer)});
 }
 
 // Rank by rank; its own pieces a rank reads where they lie.

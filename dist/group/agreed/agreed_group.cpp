@@ -209,9 +209,8 @@ std::string AgreedGroup::describe_pending(const AgreedWork& work) {
 }
 
 void AgreedGroup::abort(const std::string& reason) {
-  fail(make_error(ErrorCode::kAborted, "group {}: aborted on group rank {} (global {}): {}",
-                  options_.members.name, options_.members.group_rank,
-                  options_.members.own_global_rank(), reason));
+  fail(make_error(ErrorCode::kAborted, "group {}: aborted on {}: {}", options_.members.name,
+                  options_.members.own_name(), reason));
 }
 
 void AgreedGroup::fail(const Error& error) {
@@ -253,9 +252,8 @@ Result<void> AgreedGroup::run_one(Lane& lane, const Operation& operation) {
   if (outcome.ok()) outcome = lane.engine->run(operation.request, operation.mark.get(), interrupt);
   if (outcome.ok()) return outcome;
   // Others read it too, and want to know where it happened.
-  return make_error(outcome.error().code(), "{}: group rank {} (global {}): {}",
-                    operation.request.descriptor.describe(), options_.members.group_rank,
-                    options_.members.own_global_rank(), outcome.error().message());
+  return make_error(outcome.error().code(), "{}: {}: {}", operation.request.descriptor.describe(),
+                    options_.members.own_name(), outcome.error().message());
 }
 
 void AgreedGroup::run(Lane& lane) {

@@ -7,6 +7,8 @@
 #include <map>
 #include <utility>
 
+#include "dist/group/backend.h"
+
 namespace muster {
 namespace {
 constexpr char kOperation = 'o';
@@ -58,7 +60,7 @@ std::optional<Read> read(const std::string& value) {
 
 std::string StoreAgreement::name_of(int member) const {
   const AgreementMember& who = options_.members[static_cast<size_t>(member)];
-  return fmt::format("group rank {} (global {})", who.group_rank, who.global_rank);
+  return rank_name(who.group_rank, who.global_rank);
 }
 
 Result<void> StoreAgreement::fail_here(Error error) {

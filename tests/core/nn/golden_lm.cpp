@@ -10,6 +10,7 @@
 #include "core/nn/optim/optimizer.h"
 #include "core/ops/ops.h"
 #include "tests/support/golden_close.h"
+#include "tests/support/recorded_adamw.h"
 
 namespace muster::testing {
 namespace {
@@ -34,19 +35,12 @@ Tensor in_file_layout(const GoldenLm& lm, const std::string& name, const Tensor&
 }
 
 std::unique_ptr<AdamW> make_optimizer(const GoldenLm& lm, CausalLm& model, const json& options) {
-  AdamWOptions decayed{.lr = options["lr"],
-                       .beta1 = options["betas"][0],
-                       .beta2 = options["betas"][1],
-                       .eps = options["eps"],
-                       .weight_decay = options["weight_decay"]};
-  AdamWOptions plain = decayed;
-  plain.weight_decay = 0;
-  std::vector<ParameterGroup<AdamWOptions>> groups = {{{}, decayed}, {{}, plain}};
+  std::vector<NamedTensor> decayed, plain;
   for (const NamedTensor& named : model.named_parameters()) {
     const bool decays = !lm.decays_matrices_only || named.tensor.ndim() >= 2;
-    groups[decays ? 0 : 1].parameters.push_back(named);
+    (decays ? decayed : plain).push_back(named);
   }
-  return std::make_unique<AdamW>(groups);
+  return recorded_adamw(decayed, plain, options);
 }
 
 Tensor greedy(CausalLm& model, const Tensor& prompt, int64_t count, int64_t stop, bool cached) {
