@@ -10,7 +10,6 @@
 #include "checkpoint/io/load_report.h"
 #include "checkpoint/io/wire.h"
 #include "checkpoint/plan/shard_map.h"
-#include "core/base/log.h"
 #include "core/base/text.h"
 
 namespace muster::checkpoint {
@@ -94,7 +93,6 @@ std::string LoadSession::phase(const char* name) const {
 void LoadSession::pass_over(const std::string& reason) {
   skipped_.push_back({choice_.path.substr(choice_.path.find_last_of('/') + 1), reason});
   known_bad_.insert(choice_.save_id);
-  MUSTER_LOG(kWarn, "checkpoint {} is passed over: {}", choice_.path, reason);
   ++round_;
 }
 
@@ -161,7 +159,6 @@ Result<LoadSession::Choice> LoadSession::choose_as_leader() {
     const Result<Checkpoint> opened = Checkpoint::open(*options_.file_system, candidate.path);
     if (opened.ok()) return Choice{true, candidate.path, opened->manifest().save_id};
     skipped_.push_back({candidate.name, opened.error().message()});
-    MUSTER_LOG(kWarn, "checkpoint {} is passed over: {}", candidate.path, opened.error().message());
   }
   return Choice{};
 }
