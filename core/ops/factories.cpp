@@ -284,7 +284,7 @@ Tensor tensor(std::initializer_list<bool> values) {
 
 template <typename T>
 std::vector<T> to_vector(const Tensor& self) {
-  const Tensor rows = ops::dense(self);
+  const Tensor rows = ops::dense(readable_value(self));
   const T* data = rows.data<T>();
   return std::vector<T>(data, data + rows.numel());
 }

@@ -10,6 +10,7 @@
 #include "core/ops/pointwise.h"
 #include "core/ops/reduction.h"
 #include "core/ops/views.h"
+#include "core/tensor/wrapper_hooks.h"
 
 namespace muster::ops {
 namespace {
@@ -178,9 +179,10 @@ void put_kernel(const OpArgs& args, std::span<Tensor> outs) {
 // Of several writes to one place the last stays, so that it alone has a gradient.
 Tensor last_writes(Context c, const Tensor& index, const Tensor& read) {
   const Value dims = c.arg("dims");
-  const Tensor order = reshape(arange(0, read.numel()), read.sizes());
-  const Tensor latest = put_stacked(zeros(c.spec("self").sizes, DType::kI64, read.device()), index,
-                                    dims, order, false);
+  const Tensor order = as_constant_beside(reshape(arange(0, read.numel()), read.sizes()), read);
+  const Tensor none =
+      as_constant_beside(zeros(c.spec("self").sizes, DType::kI64, read.device()), read);
+  const Tensor latest = put_stacked(none, index, dims, order, false);
   return where(eq(index_stacked(latest, index, dims), order), read, 0);
 }
 

@@ -59,6 +59,10 @@ int64_t Tensor::stride(int64_t dim) const {
 }
 
 void Tensor::check_dtype(DType wanted) const {
+  MUSTER_CHECK(!impl_->keys_own.has(DispatchKey::kDTensor), ErrorCode::kFailedPrecondition,
+               "data: a DTensor has only the memory of its piece; got {}\n"
+               "  fix: full_tensor(x) or local_tensor(x)",
+               *this);
   MUSTER_CHECK(wanted == impl_->dtype, ErrorCode::kInvalidArgument,
                "data: the tensor is {}; asked for {}", impl_->dtype, wanted);
 }
@@ -66,9 +70,7 @@ void Tensor::check_dtype(DType wanted) const {
 namespace {
 template <typename T>
 T read_item(const Tensor& asked) {
-  const bool is_wrapper = asked.impl()->keys_own.has(DispatchKey::kDTensor);
-  const Tensor tensor =
-      is_wrapper && wrapper_hooks.readable != nullptr ? wrapper_hooks.readable(asked) : asked;
+  const Tensor tensor = readable_value(asked);
   MUSTER_CHECK(tensor.numel() == 1, ErrorCode::kInvalidArgument,
                "item: exactly one element; got {}", tensor);
   MUSTER_CHECK(tensor.data_ptr() != nullptr, ErrorCode::kFailedPrecondition,
@@ -140,6 +142,11 @@ Tensor alias_with_layout(const Tensor& source, Layout layout) {
   impl->is_inference = from->is_inference;
   impl->base = from->base ? from->base : source.ref();
   return Tensor(std::move(impl));
+}
+
+Tensor readable_value(const Tensor& asked) {
+  const bool is_wrapper = asked.impl()->keys_own.has(DispatchKey::kDTensor);
+  return is_wrapper && wrapper_hooks.readable != nullptr ? wrapper_hooks.readable(asked) : asked;
 }
 
 Tensor as_constant_beside(const Tensor& plain, const Tensor& beside) {

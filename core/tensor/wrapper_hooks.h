@@ -17,6 +17,9 @@ struct WrapperHooks {
   Tensor (*replicated)(const Tensor& plain, const Tensor& wrapper) = nullptr;
 };
 
+/// `asked`, or the tensor whose memory holds the value of a wrapper. @error as `readable`
+Tensor readable_value(const Tensor& asked);
+
 /// `plain`, or what stands for it in a call with `beside` where that is a wrapper: for constants
 /// that depend on sizes alone.
 Tensor as_constant_beside(const Tensor& plain, const Tensor& beside);
