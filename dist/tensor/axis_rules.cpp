@@ -95,11 +95,17 @@ class AxisRules {
       if (!holds(condition, b)) return;
     }
     if (!numbers_fit(rule)) return;
+    // Beside a dim of several elements one of 1 is stretched, so each rank needs it.
+    bool is_wide = false;
+    for (size_t i = 0; i < inputs_.size(); ++i) {
+      const std::optional<int64_t> dim = bound_dim(rule.inputs[inputs_[i].pattern], i, b, space);
+      is_wide |= dim && size_of(i, static_cast<int32_t>(*dim)) != 1;
+    }
     AxisCandidate candidate;
     bool is_anchored = false;  // some tensor lies so already: rules never invent shards
     for (size_t i = 0; i < inputs_.size(); ++i) {
       const PlacementPattern& pattern = rule.inputs[inputs_[i].pattern];
-      const std::optional<Placement> wanted = bind_input(pattern, i, b, space);
+      const std::optional<Placement> wanted = bind_input(pattern, i, b, space, is_wide);
       if (!wanted) return;
       is_anchored |= !wanted->is_replicate() && *wanted == placed(i);
       candidate.inputs.push_back(*wanted);
@@ -159,9 +165,17 @@ class AxisRules {
            std::all_of(sizes.begin(), sizes.end(), [&](int64_t size) { return size % parts == 0; });
   }
 
-  [[nodiscard]] std::optional<Placement> bind_input(const PlacementPattern& pattern, size_t i,
-                                                    int64_t b, int64_t space) const {
+  // The dim of an input that a lettered pattern speaks of, if the input has it.
+  [[nodiscard]] std::optional<int64_t> bound_dim(const PlacementPattern& pattern, size_t i,
+                                                 int64_t b, int64_t space) const {
+    if (pattern.kind != PlacementPattern::Kind::kShard || pattern.dim.letter == 0) return {};
     const auto ndim = static_cast<int64_t>(inputs_[i].sizes.size());
+    const int64_t dim = b - (space - ndim) + pattern.dim.offset;
+    return dim < 0 || dim >= ndim ? std::nullopt : std::optional<int64_t>(dim);
+  }
+
+  [[nodiscard]] std::optional<Placement> bind_input(const PlacementPattern& pattern, size_t i,
+                                                    int64_t b, int64_t space, bool is_wide) const {
     switch (pattern.kind) {
       case PlacementPattern::Kind::kReplicate:
         return Placement::replicate();
@@ -173,15 +187,16 @@ class AxisRules {
         break;
     }
     if (pattern.dim.letter == 0) {
+      const auto ndim = static_cast<int64_t>(inputs_[i].sizes.size());
       const int64_t dim = pattern.dim.offset < 0 ? pattern.dim.offset + ndim : pattern.dim.offset;
       if (dim < 0 || dim >= ndim) return std::nullopt;
       return Placement::shard(static_cast<int32_t>(dim));
     }
-    const int64_t dim = b - (space - ndim) + pattern.dim.offset;
-    if (dim < 0 || dim >= ndim || inputs_[i].sizes[static_cast<size_t>(dim)] == 1) {
+    const std::optional<int64_t> dim = bound_dim(pattern, i, b, space);
+    if (!dim || (is_wide && size_of(i, static_cast<int32_t>(*dim)) == 1)) {
       return Placement::replicate();
     }
-    return Placement::shard(static_cast<int32_t>(dim));
+    return Placement::shard(static_cast<int32_t>(*dim));
   }
 
   [[nodiscard]] std::optional<Placement> bind_output(const PlacementPattern& pattern, size_t r,

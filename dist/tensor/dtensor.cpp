@@ -23,7 +23,9 @@ const DTensorImpl& impl_of(const Tensor& tensor, const char* operation) {
 
 Tensor detach_dtensor(const Tensor& source) {
   const auto& from = impl_of(source, "detach");
-  const Tensor copy(make_ref<DTensorImpl>(from.local, from.spec));
+  const auto impl = make_ref<DTensorImpl>(from.local, from.spec);
+  impl->is_copied_view = from.is_copied_view;
+  const Tensor copy(impl);
   copy.impl()->set_layout(source.layout());
   copy.impl()->is_inference = from.is_inference;
   return copy;

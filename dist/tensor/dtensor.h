@@ -36,6 +36,8 @@ class DTensorImpl final : public TensorImpl {
   DTensorImpl(Tensor local, DTensorSpec spec);
   Tensor local;
   DTensorSpec spec;
+  /// It came of a view that had to communicate: writes would not reach the viewed tensor.
+  bool is_copied_view = false;
 };
 
 [[nodiscard]] inline bool is_dtensor(const Tensor& tensor) noexcept {

@@ -8,7 +8,9 @@
 #include "core/autograd/autograd_meta.h"
 #include "core/base/hash.h"
 #include "core/dispatch/mode.h"
+#include "core/ops/ops.h"
 #include "dist/tensor/axis_rules.h"
+#include "dist/tensor/list_dispatch.h"
 #include "dist/tensor/local_shard.h"
 #include "dist/tensor/redistribute_local.h"
 #include "dist/tensor/shard_rules.h"
@@ -197,11 +199,46 @@ const CallLayout& layout_of(const Op& op, Args args, const CallTensors& call) {
   return cache.layouts.emplace(std::move(key), std::move(layout)).first->second;
 }
 
-// A view of a DTensor may be read, not written under autograd: its base would not learn of it.
-void relate_to_base(const Op& op, const Tensor& self, const Tensor& out) {
-  if (!op.is_view() || !grad_enabled() || !is_dtensor(self)) return;
+DTensorImpl& impl_of(const Tensor& dtensor) { return static_cast<DTensorImpl&>(*dtensor.impl()); }
+
+// A view of a DTensor may be read, not written under autograd: its base would not learn of it. Nor
+// would it without, where the view had to communicate.
+void relate_to_base(const Tensor& self, bool was_moved, const Tensor& out) {
+  if (!is_dtensor(self)) return;
+  impl_of(out).is_copied_view = was_moved || impl_of(self).is_copied_view;
+  if (!grad_enabled()) return;
   out.impl()->base = self.impl()->base ? self.impl()->base : self.ref();
   out.impl()->creation = ViewCreation::kCustomFunction;
+}
+
+// A strided piece is no box: it takes its own of numbers that are drawn for the whole.
+bool draws_whole(const Op& op, Args args) {
+  if (!op.writes_self() || !is_drawn_by_box(op) || !is_dtensor(args[0].tensor())) return false;
+  const auto& placements = dtensor_spec(args[0].tensor()).placements;
+  return std::any_of(placements.begin(), placements.end(), [](Placement placement) {
+    return placement.kind == Placement::Kind::kStridedShard;
+  });
+}
+
+void draw_whole(const Op& op, Args args, std::span<Tensor> outs) {
+  const Tensor& self = args[0].tensor();
+  DTensorSpec spec = dtensor_spec(self);
+  const std::vector<Placement> wanted = spec.placements;
+  spec.placements.assign(wanted.size(), Placement::replicate());
+  const Tensor whole = empty_from_spec(TensorSpec::contiguous(spec.sizes, spec.dtype));
+  const ReplacedArgs drawn(args, {whole});
+  op.redispatch(DispatchKeySet::below(DispatchKey::kDTensor), drawn.args(), outs);
+  const NoGradGuard no_grad;
+  copy_(local_tensor(self), redistribute_local(whole, spec, wanted));
+  outs[0] = self;
+}
+
+void check_writable(const Op& op, const Tensor& self) {
+  MUSTER_CHECK(!is_dtensor(self) || !impl_of(self).is_copied_view, ErrorCode::kInvalidArgument,
+               "{}: it would write a view of a DTensor that had to be communicated, so the viewed "
+               "tensor would not change; got {}\n"
+               "  fix: clone the view, or redistribute the tensor before it is viewed",
+               op.name(), dtensor_spec(self).describe());
 }
 }  // namespace
 
@@ -213,7 +250,10 @@ ImplicitReplicationGuard::~ImplicitReplicationGuard() { implicit_replication = b
 LayoutCacheCounts layout_cache_counts() noexcept { return layout_cache().counts; }
 
 void dispatch_dtensor(const Op& op, Args args, std::span<Tensor> outs) {
+  if (works_on_lists(op)) return dispatch_lists(op, args, outs);
   const CallTensors call = tensors_of(op, args);
+  if (op.writes_self()) check_writable(op, *call.tensors[0]);
+  if (draws_whole(op, args)) return draw_whole(op, args, outs);
   const CallLayout& layout = layout_of(op, args, call);
   std::vector<Tensor> locals;
   for (size_t i = 0; i < call.tensors.size(); ++i) {
@@ -245,7 +285,10 @@ void dispatch_dtensor(const Op& op, Args args, std::span<Tensor> outs) {
     outs[r] = make_dtensor(shallow_detach(results[r]), std::move(specs[r]));
     Layout global{layout.outputs[r].sizes, layout.outputs[r].strides, results[r].storage_offset()};
     outs[r].impl()->set_layout(std::move(global));
-    relate_to_base(op, args[0].is_tensor() ? args[0].tensor() : outs[r], outs[r]);
+    if (op.is_view()) {
+      const bool was_moved = layout.inputs[0] != call.inputs[0].placements;
+      relate_to_base(args[0].tensor(), was_moved, outs[r]);
+    }
   }
 }
 }  // namespace muster

@@ -134,28 +134,34 @@ bool has_extreme(const Placements& placements) {
   });
 }
 
-constexpr int64_t kMaxDims = 15;
+constexpr int64_t kMaxDims = 14;
+constexpr int64_t kRow = kMaxDims + 2;
 
-// Row r of the result: number of dims, then the sizes, of the piece of mesh rank r (row-major).
+// Row r of the result: the sizes of the piece of mesh rank r (row-major). On the way: number of
+// dims, dtype, sizes.
 std::vector<std::vector<int64_t>> exchange_sizes(const Tensor& local, const DeviceMesh& mesh) {
   MUSTER_CHECK(local.ndim() <= kMaxDims, ErrorCode::kInvalidArgument,
                "from_local: at most {} dims; got {}", kMaxDims, local);
-  std::vector<int64_t> own(kMaxDims + 1);
+  std::vector<int64_t> own(kRow);
   own[0] = local.ndim();
-  std::copy(local.sizes().begin(), local.sizes().end(), own.begin() + 1);
-  Tensor table = from_vector(own, {1, kMaxDims + 1});
+  own[1] = static_cast<int64_t>(local.dtype());
+  std::copy(local.sizes().begin(), local.sizes().end(), own.begin() + 2);
+  Tensor table = from_vector(own, {1, kRow});
   // Inner axis first, so that rows end up row-major.
   for (int axis = mesh.num_axes(); axis-- > 0;) {
     ProcessGroup& group = *mesh.group(axis);
-    const Tensor wider = empty({table.size(0) * group.world_size(), kMaxDims + 1}, DType::kI64);
+    const Tensor wider = empty({table.size(0) * group.world_size(), kRow}, DType::kI64);
     group.run(group.all_gather_into_tensor(wider, table));
     table = wider;
   }
   std::vector<std::vector<int64_t>> rows;
   const auto* const data = table.data<int64_t>();
   for (int64_t r = 0; r < table.size(0); ++r) {
-    const auto* const row = data + r * (kMaxDims + 1);
-    rows.emplace_back(row + 1, row + 1 + row[0]);
+    const auto* const row = data + r * kRow;
+    MUSTER_CHECK(row[1] == data[1], ErrorCode::kInvalidArgument,
+                 "from_local: all pieces must have one dtype; got {} on rank 0 and {} on rank {}",
+                 static_cast<DType>(data[1]), static_cast<DType>(row[1]), r);
+    rows.emplace_back(row + 2, row + 2 + row[0]);
   }
   return rows;
 }

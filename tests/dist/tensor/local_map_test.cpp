@@ -42,8 +42,8 @@ TEST(LocalMap, UnevenAndEmptyPiecesKeepRowsValuesAndGradients) {
 // Reported as autoparallel#515: a weight that is whole along dp was used on each rank's tokens, and
 // nobody summed its gradients.
 TEST(LocalMap, ReplicatedWeightsGetTheSumOverTheAxisWhoseTokensDiffer) {
-  testing::run_ranks(4, [](testing::RankContext& ctx) {
-    const MeshRef mesh = mesh_of(ctx, {{"dp", 2}, {"ep", 2}});
+  testing::run_ranks(8, [](testing::RankContext& ctx) {
+    const MeshRef mesh = mesh_of(ctx, {{"dp", 4}, {"ep", 2}});
     const Tensor tokens = count_up({6, 4}), weight = add(count_up({4}), 1);
     const Tensor x = distribute_tensor(tokens, mesh, {s(0), s(1)});
     const Tensor w = requires_grad_(distribute_tensor(weight, mesh, {kR, s(0)}));

@@ -23,6 +23,9 @@ std::vector<Layout> layouts() {
   for (const int world : {1, 2, 3, 4}) all.push_back({{{"tp", world}}, {{kR}, {s(0)}, {s(1)}}});
   all.push_back(
       {{{"dp", 2}, {"tp", 2}}, {{s(0), s(0)}, {s(0), s(1)}, {s(1), s(0)}, {kR, s(1)}, {s(0), kR}}});
+  const Placement strided[] = {Placement::strided_shard(0, 2), Placement::strided_shard(1, 2)};
+  all.push_back(
+      {{{"dp", 2}, {"tp", 2}}, {{strided[0], s(0)}, {strided[1], s(1)}, {strided[0], kR}}});
   return all;
 }
 

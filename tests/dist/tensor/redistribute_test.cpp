@@ -192,6 +192,9 @@ TEST(FromLocal, LearnsUnevenSizesAndRefusesPiecesThatAreNoChunks) {
                  ::testing::HasSubstr("rank 0 then holds [3, 2]; got [[4, 2], [2, 2]"));
     EXPECT_ERROR(from_local(ones({bad[rank]}), mesh, {kR}), ErrorCode::kInvalidArgument,
                  ::testing::HasSubstr("pieces"));
+    const DType dtype = rank == 2 ? DType::kF64 : DType::kF32;
+    EXPECT_ERROR(from_local(ones({3, 2}, dtype), mesh, {s(0)}), ErrorCode::kInvalidArgument,
+                 ::testing::HasSubstr("one dtype; got f32 on rank 0 and f64 on rank 2"));
     EXPECT_ERROR(from_local(ones({3, 2}), mesh, {s(0)}, DimVector{20, 2}),
                  ErrorCode::kInvalidArgument, ::testing::HasSubstr("local piece"));
   });
@@ -286,6 +289,31 @@ TEST(Redistribute, GradientsMoveInTheDTypeThatIsTold) {
   });
 }
 
+// A pass that is recorded itself must not round more (the second fault of the three), and the
+// derivative of the gradient is that of the whole.
+TEST(Redistribute, RecordedGradientsKeepTheirBitsAndHaveADerivative) {
+  testing::run_ranks(2, [](testing::RankContext& ctx) {
+    const MeshRef mesh = line(ctx);
+    const double share = ctx.group_rank() == 0 ? 1.0 : 0x1p-9;
+    const MoveDTypes narrow = {.forward = DType::kBF16, .backward = DType::kF32};
+    for (const bool is_recorded : {false, true}) {
+      const Tensor x = requires_grad_(distribute_tensor(full({2, 2}, 3.0), mesh, {s(0)}));
+      const Tensor y = to_local(redistribute(x, {kR}, narrow), Placements{kP});
+      const Tensor outputs[] = {sum(mul(y, share))}, inputs[] = {x};
+      const Tensor slope = muster::grad(outputs, inputs, {}, {.create_graph = is_recorded})[0];
+      EXPECT_EQ(slope.dtype(), DType::kF32);
+      expect_same(full_tensor(detach(slope)), full({2, 2}, 1.0 + 0x1p-9), "first");
+    }
+    const Tensor x = requires_grad_(distribute_tensor(full({3, 2}, 3.0), mesh, {s(0)}));
+    const Tensor y = full_tensor(redistribute(x, {s(1)}));
+    const Tensor outputs[] = {sum(mul(y, mul(y, y)))}, inputs[] = {x};
+    const Tensor slope = muster::grad(outputs, inputs, {}, {.create_graph = true})[0];
+    expect_same(full_tensor(detach(slope)), full({3, 2}, 27.0), "3 x^2");
+    backward(sum(full_tensor(mul(slope, 2))));
+    expect_same(full_tensor(grad_of(x)), full({3, 2}, 36.0), "2 * 6 x");
+  });
+}
+
 // Casts alone: nothing moves, the value and the gradient change their dtype.
 TEST(Redistribute, CastsWhereNothingMoves) {
   testing::run_ranks(2, [](testing::RankContext& ctx) {
@@ -334,6 +362,23 @@ TEST(DTensor, ItemOfAPartialOrAShardIsRefused) {
                  ::testing::HasSubstr("full_tensor(x).item()"));
     EXPECT_EQ(redistribute(total, {kR}).item(), 10);
     EXPECT_EQ(full_tensor(total).item(), 10);
+  });
+}
+
+// The memory of a piece ends before that of the whole: a read by global sizes would go beyond it.
+TEST(DTensor, ReadsOfManyElementsSeeTheWholeOrAreRefused) {
+  testing::run_ranks(2, [](testing::RankContext& ctx) {
+    const MeshRef mesh = line(ctx);
+    const Tensor whole = view(arange(4, DType::kF64), {2, 2});
+    const Tensor x = distribute_tensor(whole, mesh, {s(0)});
+    for (const Tensor& cut : {x, sum(x, 0)}) {
+      EXPECT_ERROR(static_cast<void>(to_vector<double>(cut)), ErrorCode::kFailedPrecondition,
+                   ::testing::HasSubstr("must be replicated"));
+    }
+    EXPECT_ERROR(static_cast<void>(x.data<double>()), ErrorCode::kFailedPrecondition,
+                 ::testing::HasSubstr("full_tensor(x) or local_tensor(x)"));
+    EXPECT_EQ(to_vector<double>(redistribute(x, {kR})), to_vector<double>(whole));
+    EXPECT_EQ(to_vector<double>(local_tensor(x)).size(), 2u);
   });
 }
 }  // namespace

@@ -34,12 +34,61 @@ TEST(ReportedCases, ProductsOfDifferentShardOrdersAreThoseOfTheWholes) {
   });
 }
 
+// The same for each operator that contracts, with its gradients.
+TEST(ReportedCases, ContractionsOfAnyShardOrdersAreThoseOfTheWholes) {
+  using Call = Tensor (*)(const Tensor&, const Tensor&);
+  const std::pair<const char*, Call> calls[] = {
+      {"mm", [](const Tensor& a, const Tensor& b) { return mm(a, b); }},
+      {"addmm", [](const Tensor& a, const Tensor& b) { return addmm(b, a, b); }},
+      {"linear", [](const Tensor& a, const Tensor& b) { return linear(a, transpose(b, 0, 1)); }},
+      {"einsum",
+       [](const Tensor& a, const Tensor& b) {
+         return einsum("ik,kj->ij", {a, b});
+       }},
+      {"bmm", [](const Tensor& a, const Tensor& b) {
+         return squeeze(bmm(unsqueeze(a, 0), unsqueeze(b, 0)), 0);
+       }}};
+  const auto orders = [](int32_t dim) {
+    return std::vector<Placements>{{s(dim), s(dim)},
+                                   {Placement::strided_shard(dim, 2), s(dim)},
+                                   {s(dim), kR},
+                                   {kR, s(dim)},
+                                   {Placement::strided_shard(dim, 2), kR}};
+  };
+  testing::run_ranks(4, [&](testing::RankContext& ctx) {
+    const MeshRef mesh = mesh_of(ctx, {{"dp", 2}, {"tp", 2}});
+    for (const int64_t size : {4, 5}) {
+      const Tensor x = sin(count_up({size, size})), y = cos(count_up({size, size}));
+      for (const auto& [name, call] : calls) {
+        const Tensor p = requires_grad_(clone(x)), q = requires_grad_(clone(y));
+        const Tensor expected = call(p, q);
+        backward(sum(square(expected)));
+        for (const Placements& of_a : orders(1)) {
+          for (const Placements& of_b : orders(0)) {
+            const std::string what = std::string(name) + to_string(of_a) + to_string(of_b);
+            const Tensor a = requires_grad_(distribute_tensor(x, mesh, of_a));
+            const Tensor b = requires_grad_(distribute_tensor(y, mesh, of_b));
+            const Tensor actual = full_tensor(call(a, b));
+            backward(sum(square(actual)));
+            EXPECT_LT(amax(abs(sub(actual, expected))).item(), 1e-13) << what;
+            EXPECT_LT(amax(abs(sub(full_tensor(grad_of(a)), grad_of(p)))).item(), 1e-12) << what;
+            EXPECT_LT(amax(abs(sub(full_tensor(grad_of(b)), grad_of(q)))).item(), 1e-12) << what;
+          }
+        }
+      }
+    }
+  });
+}
+
 // D14: a view that merges or splits around a cut dim.
 TEST(ReportedCases, ViewsAcrossACutDimAreThoseOfTheWhole) {
   testing::run_ranks(2, [](testing::RankContext& ctx) {
     const Tensor x = count_up({4, 4, 4});
-    const Tensor d = distribute_tensor(x, line(ctx), {s(1)});
-    EXPECT_EQ(values_of(full_tensor(view(d, {8, 8}))), values_of(x));
+    const Tensor d = requires_grad_(distribute_tensor(x, line(ctx), {s(1)}));
+    const Tensor y = full_tensor(view(d, {8, 8}));
+    EXPECT_EQ(values_of(y), values_of(x));
+    backward(sum(mul(y, count_up({8, 8}))));
+    EXPECT_EQ(values_of(full_tensor(grad_of(d))), values_of(x));
   });
   testing::run_ranks(6, [](testing::RankContext& ctx) {
     const Tensor x = count_up({12, 8});
@@ -48,15 +97,66 @@ TEST(ReportedCases, ViewsAcrossACutDimAreThoseOfTheWhole) {
   });
 }
 
+// A view that had to communicate is a copy: what is written to it would be lost.
+TEST(ReportedCases, WritesThroughAViewReachTheTensorOrAreRefused) {
+  testing::run_ranks(2, [](testing::RankContext& ctx) {
+    const MeshRef mesh = line(ctx);
+    const NoGradGuard no_grad;
+    const Tensor x = count_up({4, 3});
+    using View = std::function<Tensor(const Tensor&)>;
+    const std::pair<const char*, View> views[] = {
+        {"select", [](const Tensor& t) { return select(t, 0, 1); }},
+        {"narrow", [](const Tensor& t) { return narrow(t, 0, 1, 2); }},
+        {"column", [](const Tensor& t) { return select(t, 1, 0); }},
+        {"transpose", [](const Tensor& t) { return transpose(t, 0, 1); }},
+        {"view",
+         [](const Tensor& t) {
+           return view(t, {2, 6});
+         }},
+        {"view of 12", [](const Tensor& t) { return view(t, {12}); }},
+        {"view of a view",
+         [](const Tensor& t) {
+           return transpose(view(t, {3, 4}), 0, 1);
+         }},
+        {"detached", [](const Tensor& t) { return detach(select(t, 0, 1)); }}};
+    int refusals = 0;
+    for (const Placement placement : {kR, s(0), s(1)}) {
+      for (const auto& [name, view_of] : views) {
+        const Tensor expected = clone(x), d = distribute_tensor(x, mesh, {placement});
+        add_(view_of(expected), 10);
+        const Result<void> outcome = testing::thrown_by([&] { add_(view_of(d), 10); });
+        if (!outcome.ok()) {
+          ++refusals;
+          EXPECT_FALSE(placement.is_replicate()) << name;
+          EXPECT_THAT(outcome, testing::FailsWith(ErrorCode::kInvalidArgument,
+                                                  ::testing::HasSubstr("clone the view")));
+          EXPECT_EQ(values_of(full_tensor(add_(clone(view_of(d)), 10))),
+                    values_of(add(view_of(x), 10)));
+        }
+        EXPECT_EQ(values_of(full_tensor(d)), values_of(outcome.ok() ? expected : x))
+            << name << " " << to_string(placement);
+      }
+    }
+    EXPECT_GT(refusals, 4);
+  });
+}
+
 // D23: calls over lists are known the second time.
 TEST(ReportedCases, CallsOverListsHitTheLayoutCache) {
   testing::run_ranks(2, [](testing::RankContext& ctx) {
     const Tensor x = distribute_tensor(ones({4}), line(ctx), {s(0)});
-    const auto stacked = [&] { return stack({x, x, x, x}); };
-    static_cast<void>(stacked());
+    const Tensor y = distribute_tensor(zeros({4}), line(ctx), {s(0)});
+    const auto of_lists = [&] {
+      return std::vector<Tensor>{stack({x, x, x, x}), cat({x, y}, 0), stack({y, x}, 1)};
+    };
+    static_cast<void>(of_lists());
     const LayoutCacheCounts before = layout_cache_counts();
-    EXPECT_EQ(full_tensor(stacked()).size(0), 4);
+    const std::vector<Tensor> again = of_lists();
     EXPECT_EQ(layout_cache_counts().misses, before.misses);
+    EXPECT_GE(layout_cache_counts().hits, before.hits + 3);
+    EXPECT_EQ(values_of(full_tensor(again[0])), std::vector<double>(16, 1));
+    EXPECT_EQ(values_of(full_tensor(again[1])), (std::vector<double>{1, 1, 1, 1, 0, 0, 0, 0}));
+    EXPECT_EQ(values_of(full_tensor(again[2])), (std::vector<double>{0, 1, 0, 1, 0, 1, 0, 1}));
   });
 }
 
@@ -72,7 +172,10 @@ TEST(ReportedCases, TwoEmbeddingsByRowsDoNotShareState) {
     const auto loss = [](const Tensor& x, const Tensor& y) {
       return add(sum(square(x)), sum(square(y)));
     };
-    backward(loss(embedding(a, whole_ids), embedding(b, whole_ids)));
+    const Tensor of_a = embedding(a, whole_ids), of_b = embedding(b, whole_ids);
+    EXPECT_EQ(values_of(full_tensor(of_a)), values_of(embedding(first, ids)));
+    EXPECT_EQ(values_of(full_tensor(of_b)), values_of(embedding(second, ids)));
+    backward(loss(of_a, of_b));
     const Tensor dense_a = requires_grad_(clone(first)), dense_b = requires_grad_(clone(second));
     backward(loss(embedding(dense_a, ids), embedding(dense_b, ids)));
     EXPECT_LT(amax(abs(sub(full_tensor(grad_of(a)), grad_of(dense_a)))).item(), 1e-12);
@@ -158,19 +261,35 @@ TEST(ReportedCases, SharesAreReducedInTheWiderDType) {
   });
 }
 
-// D28: a transposed gradient must not cost another reduction.
+// D28: a transposed gradient must not cost another reduction, nor anything in its place.
 TEST(ReportedCases, ATransposeCostsNoCommunication) {
   testing::run_ranks(2, [](testing::RankContext& ctx) {
     const MeshRef mesh = line(ctx);
-    const auto reductions = [&](bool transposes) {
-      const Tensor x = distribute_tensor(ones({4, 6}, DType::kF64), mesh, {s(1)});
-      const Tensor w = requires_grad_(distribute_tensor(count_up({6, 4}), mesh, {s(0)}));
-      const uint64_t before = ctx.group().num_launched(CollectiveKind::kAllReduce);
-      const Tensor y = mm(x, w);
-      backward(sum(square(transposes ? transpose(y, 0, 1) : y)));
-      return ctx.group().num_launched(CollectiveKind::kAllReduce) - before;
+    using Counts = std::vector<uint64_t>;
+    const auto launched = [&] {
+      Counts counts;
+      for (const auto kind : {CollectiveKind::kAllReduce, CollectiveKind::kAllGather,
+                              CollectiveKind::kReduceScatter, CollectiveKind::kAllToAll}) {
+        counts.push_back(ctx.group().num_launched(kind));
+      }
+      return counts;
     };
-    EXPECT_EQ(reductions(true), reductions(false));
+    for (const Placement of_w : {s(0), s(1), kR}) {
+      const auto collectives = [&](bool transposes) {
+        const Tensor x = distribute_tensor(ones({4, 6}, DType::kF64), mesh, {s(1)});
+        const Tensor w = requires_grad_(distribute_tensor(count_up({6, 4}), mesh, {of_w}));
+        Counts before = launched();
+        const Tensor y = mm(x, w);
+        backward(sum(square(transposes ? transpose(y, 0, 1) : y)));
+        Counts counts = launched();
+        for (size_t i = 0; i < counts.size(); ++i) counts[i] -= before[i];
+        const Tensor dense = requires_grad_(count_up({6, 4}));
+        backward(sum(square(mm(ones({4, 6}, DType::kF64), dense))));
+        EXPECT_EQ(values_of(full_tensor(grad_of(w))), values_of(grad_of(dense)));
+        return counts;
+      };
+      EXPECT_EQ(collectives(true), collectives(false)) << to_string(of_w);
+    }
   });
 }
 }  // namespace
