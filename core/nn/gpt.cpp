@@ -42,6 +42,8 @@ Tensor CausalSelfAttention::compute(const Tensor& input) {
   SdpaOptions options;
   options.causal = cache_.length() > 0 ? CausalAlignment::kLowerRight : CausalAlignment::kUpperLeft;
   options.dropout_p = is_training() ? dropout_ : 0.0;
+  options.head_share = head_share_;
+  options.head_shares = head_shares_;
   if (cache_.is_open()) std::tie(keys, values) = cache_.append(keys, values);
   const Tensor heads = scaled_dot_product_attention(
       transpose(parts[0], 1, 2), transpose(keys, 1, 2), transpose(values, 1, 2), options);

@@ -34,6 +34,11 @@ class CausalSelfAttention final : public Module {
  public:
   explicit CausalSelfAttention(const GptConfig& config);
   [[nodiscard]] KeyValueCache& cache() noexcept { return cache_; }
+  /// Its projections give this share of all heads: dropout then draws as all heads would.
+  void set_head_share(int64_t share, int64_t shares) noexcept {
+    head_share_ = share;
+    head_shares_ = shares;
+  }
 
  protected:
   Tensor compute(const Tensor& input) override;
@@ -45,6 +50,8 @@ class CausalSelfAttention final : public Module {
   Linear& c_proj_;
   Dropout& resid_dropout_;
   KeyValueCache cache_;
+  int64_t head_share_ = 0;
+  int64_t head_shares_ = 1;
 };
 
 class GptMlp final : public Module {

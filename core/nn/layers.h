@@ -77,6 +77,7 @@ class Dropout final : public Module {
  public:
   /// @error kInvalidArgument p outside [0, 1]
   explicit Dropout(double p);
+  [[nodiscard]] double p() const noexcept { return p_; }
 
  protected:
   Tensor compute(const Tensor& input) override;

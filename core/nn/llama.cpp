@@ -67,6 +67,8 @@ Tensor LlamaAttention::compute(const Tensor& input) {
   SdpaOptions options;
   options.causal = first > 0 ? CausalAlignment::kLowerRight : CausalAlignment::kUpperLeft;
   options.dropout_p = is_training() ? dropout_ : 0.0;
+  options.head_share = head_share_;
+  options.head_shares = head_shares_;
   options.enable_gqa = true;
   // Strided views of [B, T, H, D] throughout: nothing is copied on the way in or out.
   const Tensor heads = scaled_dot_product_attention(transpose(q, 1, 2), transpose(k, 1, 2),

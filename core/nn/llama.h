@@ -41,6 +41,11 @@ class LlamaAttention final : public Module {
  public:
   LlamaAttention(const LlamaConfig& config, std::shared_ptr<RopeTable> rope);
   [[nodiscard]] KeyValueCache& cache() noexcept { return cache_; }
+  /// Its projections give this share of all heads: dropout then draws as all heads would.
+  void set_head_share(int64_t share, int64_t shares) noexcept {
+    head_share_ = share;
+    head_shares_ = shares;
+  }
 
  protected:
   Tensor compute(const Tensor& input) override;
@@ -59,6 +64,8 @@ class LlamaAttention final : public Module {
   RmsNorm* q_norm_ = nullptr;  // null without qk_norm
   RmsNorm* k_norm_ = nullptr;
   KeyValueCache cache_;
+  int64_t head_share_ = 0;
+  int64_t head_shares_ = 1;
 };
 
 /// down(silu(gate(x)) * up(x)).

@@ -36,6 +36,18 @@ void add_head(Plan& plan, bool tied, const std::string& last_norm, Placement str
     plan.push_back({"lm_head", colwise(stream)});
   }
 }
+// Each rank has some of the heads; the masks of dropout are those of all of them.
+void share_out_heads(Module& part, const MeshRef& axis) {
+  const int64_t share = axis->coordinate()[0], shares = axis->size();
+  for (const NamedModule& named : part.named_modules()) {
+    if (auto* gpt = dynamic_cast<CausalSelfAttention*>(named.module)) {
+      gpt->set_head_share(share, shares);
+    } else if (auto* llama = dynamic_cast<LlamaAttention*>(named.module)) {
+      llama->set_head_share(share, shares);
+    }
+  }
+}
+
 }  // namespace
 
 Plan gpt_plan(const GptConfig& config, const ModelOptions& options) {
@@ -49,9 +61,12 @@ Plan gpt_plan(const GptConfig& config, const ModelOptions& options) {
   }
   if (options.sequence_parallel) {
     plan.push_back({"wpe", prepare_output(kWhole, Placement::shard(0))});
+    plan.push_back({"drop", sequence()});
     if (config.layers > 0) {
       plan.push_back({"h.*.ln_1", sequence()});
       plan.push_back({"h.*.ln_2", sequence()});
+      plan.push_back({"h.*.attn.resid_dropout", sequence()});
+      plan.push_back({"h.*.mlp.dropout", sequence()});
     }
     plan.push_back({"ln_f", sequence()});
   }
@@ -116,11 +131,13 @@ void parallelize_part(Module& part, const CausalLm& whole, const MeshRef& axis,
     });
   });
   parallelize_module(part, axis, plan);
+  share_out_heads(part, axis);
 }
 
 void parallelize(CausalLm& model, const MeshRef& axis, const ModelOptions& options) {
   check_heads(heads_of(model), axis->size());
   parallelize_module(model, axis, plan_of(model, options));
+  share_out_heads(model, axis);
   model.replace_loss(loss_of(model, axis));
 }
 

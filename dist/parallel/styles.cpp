@@ -22,6 +22,16 @@ Tensor* slot_named(Module& module, std::string_view name) {
 Placement last_dim() { return Placement::shard(-1); }
 bool is_last_dim(Placement placement) { return placement == last_dim(); }
 
+// Of all ranks, along a dim of which this rank has a piece: the length that was cut last, if the
+// piece fits it.
+std::optional<int64_t> known_length(const Tensor& local, int32_t dim, const PlanContext& context) {
+  const ProcessGroup& group = *context.axis->group(0);
+  const int64_t length = context.sequence_length;
+  if (length < 0) return std::nullopt;
+  const int64_t own = chunk_range(length, group.world_size(), group.group_rank()).size;
+  return own == local.size(dim) ? std::optional<int64_t>(length) : std::nullopt;
+}
+
 // A move of activations. Cutting a sequence notes its length, joining one asks for it.
 AxisMove with_length(AxisMove step, const Tensor& local, PlanContext& context) {
   const auto is_sequence = [](Placement p) { return p.is_shard() && p.dim >= 0; };
@@ -29,10 +39,7 @@ AxisMove with_length(AxisMove step, const Tensor& local, PlanContext& context) {
     context.sequence_length = local.size(step.to.dim);
   }
   if (is_sequence(step.from) && step.from != step.to) {
-    const ProcessGroup& group = *step.axis->group(0);
-    const int64_t length = context.sequence_length;
-    const int64_t own = chunk_range(length, group.world_size(), group.group_rank()).size;
-    if (length >= 0 && own == local.size(step.from.dim)) step.whole_size = length;
+    step.whole_size = known_length(local, step.from.dim, context);
   }
   return step;
 }
@@ -98,6 +105,25 @@ void install_rowwise_embedding(Module& module, const Style& style, const PlanCon
   module.replace_compute([=](const Tensor& input) {
     return give_sum(vocab_parallel_embedding(*weight, input, *context->axis, vocab), {}, style,
                     context);
+  });
+}
+
+// Draws for its piece of the sequence what one process draws for the whole.
+void install_dropout(Dropout& module, const PlanContextRef& context) {
+  constexpr int32_t kSequenceDim = 1;
+  Dropout* const own = &module;
+  module.replace_compute([own, context](const Tensor& input) {
+    if (own->p() == 0 || !own->is_training()) return input;
+    const ProcessGroup& group = *context->axis->group(0);
+    const int64_t length = known_length(input, kSequenceDim, *context)
+                               .value_or(input.size(kSequenceDim) * group.world_size());
+    PhiloxStream stream = PhiloxStream::next();
+    stream.global_sizes = DimVector(input.sizes());
+    stream.global_sizes[kSequenceDim] = length;
+    stream.box_start = DimVector(input.sizes().size());
+    stream.box_start[kSequenceDim] =
+        chunk_range(length, group.world_size(), group.group_rank()).offset;
+    return dropout(input, own->p(), stream);
   });
 }
 
@@ -180,8 +206,9 @@ void install_style(Module& module, const Style& style, const PlanContextRef& con
     case Style::Kind::kPrepareInput:
     case Style::Kind::kPrepareOutput:
       return install_move(module, style, context);
-    case Style::Kind::kSequence:
-      break;  // computes as it is, on its piece of the sequence
+    case Style::Kind::kSequence:  // others compute as they are, on their piece of the sequence
+      if (auto* dropout = dynamic_cast<Dropout*>(&module)) install_dropout(*dropout, context);
+      break;
   }
 }
 }  // namespace muster::parallel

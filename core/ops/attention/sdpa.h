@@ -42,6 +42,10 @@ struct SdpaOptions {
   std::optional<double> scale = {};  ///< 1 / sqrt(E) unless given
   /// Query heads are a multiple of key heads: each key head serves several query heads.
   bool enable_gqa = false;
+  /// These heads are share `head_share` of `head_shares` equal ones: dropout draws for them what a
+  /// call with all heads would.
+  int64_t head_share = 0;
+  int64_t head_shares = 1;
 };
 
 /// @shape query [.., L, E], key [.., S, E], value [.., S, Ev] -> [.., L, Ev]; leading dims

@@ -224,7 +224,15 @@ std::span<const SdpaCandidate> sdpa_candidates() { return kCandidates; }
 SdpaResult composed_sdpa(const SdpaProblem& problem) {
   const Composed c = compose(problem.query, problem.key, problem.value, problem.mask,
                              static_cast<int64_t>(problem.causal), problem.scale);
-  const Tensor weights = dropout(c.p, problem.dropout_p);
+  // [B, kv heads, queries per key head, L, S]
+  PhiloxStream stream = PhiloxStream::next();
+  if (problem.head_shares > 1) {
+    stream.global_sizes = DimVector(c.p.sizes());
+    stream.global_sizes[1] *= problem.head_shares;
+    stream.box_start = DimVector(c.p.sizes().size());
+    stream.box_start[1] = problem.head_share * c.p.size(1);
+  }
+  const Tensor weights = dropout(c.p, problem.dropout_p, stream);
   DimVector sizes(problem.query.sizes());
   sizes.back() = problem.value.size(-1);
   return {to(reshape(matmul(weights, c.v), sizes), problem.query.dtype()),

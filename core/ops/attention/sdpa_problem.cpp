@@ -99,6 +99,8 @@ SdpaProblem make_sdpa_problem(const Tensor& query, const Tensor& key, const Tens
   problem.key = in_kernel_form(key, batch, kv_heads);
   problem.value = in_kernel_form(value, batch, kv_heads);
   problem.dropout_p = options.dropout_p;
+  problem.head_share = options.head_share;
+  problem.head_shares = options.head_shares;
   problem.causal = options.causal;
   const auto width = static_cast<double>(query.size(-1));
   problem.scale = options.scale.value_or(width == 0 ? 1.0 : 1.0 / std::sqrt(width));

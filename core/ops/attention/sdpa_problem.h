@@ -10,6 +10,8 @@ namespace muster::ops {
 struct SdpaProblem {
   Tensor query, key, value, mask;
   double dropout_p = 0.0;
+  int64_t head_share = 0;  ///< of head_shares
+  int64_t head_shares = 1;
   CausalAlignment causal = CausalAlignment::kNone;
   double scale = 1.0;
   DimVector out_sizes;  ///< of the caller's result

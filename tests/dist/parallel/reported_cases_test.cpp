@@ -1,5 +1,6 @@
 // Faults of tensor parallel models that users of other systems reported, each as a small case.
 #include "core/autograd/autograd.h"
+#include "core/nn/layers.h"
 #include "core/nn/optim/optimizer.h"
 #include "core/ops/ops.h"
 #include "dist/parallel/models.h"
@@ -49,6 +50,113 @@ TEST(TensorParallelModels, HeadsOfOneSayNothingAboutAnother) {
       EXPECT_NEAR(models[i]->loss(tokens, tokens).sum.item(), expected[i], 1e-10);
     }
   });
+}
+
+class TwoTables final : public Module {
+ public:
+  TwoTables()
+      : Module("TwoTables"),
+        first_(add_module<Embedding>("first", 100, 23)),
+        second_(add_module<Embedding>("second", 101, 29)) {}
+
+ protected:
+  Tensor compute(const Tensor& ids) override { return cat({first_(ids), second_(ids)}, -1); }
+
+ private:
+  Embedding& first_;
+  Embedding& second_;
+};
+
+// Reported as pytorch#130725, #131264, #160697: tables cut by rows share what one of them saved.
+// Rows are looked up twice before either gradient comes.
+TEST(TensorParallelModels, TwoTablesByRowsInOnePassAreTwoTables) {
+  const auto build = [] {
+    auto tables = std::make_unique<TwoTables>();
+    tables->to(DType::kF64);
+    tables->reset_parameters(3);
+    return tables;
+  };
+  const Tensor ids = remainder(view(arange(40) * 7, {4, 10}), 100);
+  const auto loss_of = [&](Module& tables) {
+    const Tensor early = tables(ids), late = tables(sub(99, ids));
+    return add(sum(square(early)), sum(mul(late, early)));
+  };
+  const auto whole = build();
+  const Tensor expected = loss_of(*whole);
+  backward(expected);
+  for (const int world : {2, 3}) {
+    run_ranks(world, [&](RankContext& ctx) {
+      const auto cut = build();
+      parallel::parallelize_module(
+          *cut, mesh_of(ctx, {{"tp", world}}),
+          {{"first", parallel::rowwise_embedding()}, {"second", parallel::rowwise_embedding()}});
+      const Tensor loss = loss_of(*cut);
+      EXPECT_NEAR(loss.item(), expected.item(), 1e-12 * std::abs(expected.item()));
+      backward(loss);
+      for (size_t i = 0; i < 2; ++i) {
+        const Tensor piece = cut->parameters()[i];
+        const ShardBox box = local_shard_of(piece)->whole.local_box();
+        const Tensor dense =
+            narrow(grad_of(whole->parameters()[i]), 0, box.offsets[0], box.sizes[0]);
+        EXPECT_LT(amax(abs(sub(grad_of(piece), dense))).item(), 1e-13) << i;
+      }
+    });
+  }
+}
+
+// Reported as pytorch#168058 and others: masks that follow the layout. Here they are those of one
+// process, so that neither heads nor pieces of the sequence repeat each other's.
+TEST(TensorParallelModels, DropoutDrawsTheMasksOfOneProcess) {
+  const Tensor tokens = remainder(view(arange(10) * 3, {2, 5}), 11);
+  const auto gpt = [] {
+    return std::unique_ptr<CausalLm>(new Gpt(
+        {.vocab_size = 11, .max_positions = 5, .dim = 8, .layers = 2, .heads = 4, .dropout = 0.4}));
+  };
+  const auto llama = [] {
+    return std::unique_ptr<CausalLm>(new Llama({.vocab_size = 11,
+                                                .dim = 16,
+                                                .mlp_dim = 8,
+                                                .layers = 2,
+                                                .heads = 8,
+                                                .kv_heads = 4,
+                                                .attention_dropout = 0.4}));
+  };
+  for (const std::function<std::unique_ptr<CausalLm>()>& make :
+       {std::function<std::unique_ptr<CausalLm>()>(gpt), {llama}}) {
+    const auto build = [&] {
+      auto model = make();
+      model->to(DType::kF64);
+      model->reset_parameters(1);
+      return model;
+    };
+    const auto loss_of = [&](CausalLm& model) {
+      manual_seed(5);
+      const Tensor loss = model.loss(tokens, tokens).sum;
+      backward(loss);
+      return loss.item();
+    };
+    const auto whole = build();
+    const double expected = loss_of(*whole);
+    const std::string norm =
+        whole->block_names()[0] + (whole->kind() == "Gpt" ? ".ln_1" : ".input_layernorm");
+    const auto slope_of = [&](CausalLm& model) {
+      return grad_of(model.module_at(norm).parameters()[0]);
+    };
+    const Tensor slope = slope_of(*whole);
+    whole->eval();
+    EXPECT_GT(std::abs(expected - whole->loss(tokens, tokens).sum.item()), 1e-3);
+    for (const int world : {2, 4}) {
+      for (const bool sequence : {false, true}) {
+        run_ranks(world, [&](RankContext& ctx) {
+          const auto model = build();
+          parallel::parallelize(*model, mesh_of(ctx, {{"tp", world}}),
+                                {.sequence_parallel = sequence});
+          EXPECT_NEAR(loss_of(*model), expected, 1e-10) << model->kind() << world << sequence;
+          EXPECT_LT(amax(abs(sub(slope_of(*model), slope))).item(), 1e-10);
+        });
+      }
+    }
+  }
 }
 
 // Reported as torchtitan#1805, Megatron-LM#1446 and others: weights that all ranks hold, norms per
