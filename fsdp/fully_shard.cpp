@@ -126,9 +126,25 @@ Tensor cast_input(const Tensor& input, const MixedPrecision& precision) {
   return precision.cast_forward_inputs ? cast(input, precision.param_dtype) : Tensor();
 }
 
+// Initialisation gives values to parameters; a buffer of the meta device would make results of it.
+void check_buffers(Unit& unit) {
+  if (std::exchange(unit.buffers_are_checked, true)) return;
+  for (Module* module : unit.modules) {
+    const std::string path = module->path();
+    for (const TensorSlot& slot : module->buffer_slots()) {
+      MUSTER_CHECK(!slot.tensor->is_meta(), ErrorCode::kFailedPrecondition,
+                   "fsdp: buffer {}{}{} was built on the meta device and has no values\n"
+                   "  fix: make it outside of the meta device, or assign it before the first "
+                   "forward",
+                   path, path.empty() ? "" : ".", slot.name);
+    }
+  }
+}
+
 // The module's hooks own the unit: it stays sharded after its handles are gone.
 void add_hooks(Module& module, const std::shared_ptr<Unit>& unit) {
   module.register_forward_pre_hook([unit](Module&, const Tensor& input) {
+    check_buffers(*unit);
     unit->state->before_forward(*unit);
     return cast_input(input, unit->group->options().mixed_precision);
   });
@@ -144,6 +160,8 @@ void add_hooks(Module& module, const std::shared_ptr<Unit>& unit) {
     }
     return converted;
   });
+  for (const NamedModule& named : module.named_modules())
+    named.module->keep_parameters("is sharded; fsdp::init_parameters() gives it values");
   module.require_hooked_call(
       "it is sharded, and hooks gather its parameters; for other code call Handle::unshard() "
       "first");

@@ -200,23 +200,28 @@ ProcessGroup::WorkPtr ParamGroup::start_gather(bool async_op) {
 void ParamGroup::unshard() {
   may_be_read_ = !params_.empty();
   start_unshard(false);
-  if (state_ == State::kUnsharded) return;
-  group().run(gather_);
-  gather_.reset();
-  gather_input_.reset();
+  if (state_ == State::kGathering) {
+    group().run(gather_);
+    gather_.reset();
+    gather_input_.reset();
+    state_ = State::kUnsharded;
+  }
   for (ShardedParam& param : params_) {
     for (Tensor* slot : param.slots) *slot = param.unsharded;
   }
-  state_ = State::kUnsharded;
+}
+
+void ParamGroup::show_shards() noexcept {
+  for (ShardedParam& param : params_) {
+    for (Tensor* slot : param.slots) *slot = param.sharded;
+  }
 }
 
 void ParamGroup::reshard() {
   if (state_ == State::kGathering) unshard();
   if (state_ == State::kSharded) return;
-  for (ShardedParam& param : params_) {
-    for (Tensor* slot : param.slots) *slot = param.sharded;
-    param.unsharded.storage()->release_memory();
-  }
+  show_shards();
+  for (ShardedParam& param : params_) param.unsharded.storage()->release_memory();
   state_ = State::kSharded;
   if (shared_ && std::exchange(may_be_read_, false)) {
     group().run(group().barrier(false, ProcessGroup::Site::current(),

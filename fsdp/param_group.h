@@ -34,10 +34,10 @@ struct ShardedParam {
   std::vector<LocalBox> boxes;  ///< what `local` is of the whole: one box, or more (fused weights)
   bool has_partial_gradient = false;  ///< gradients are summed over the tensor parallel axis
   bool has_arrived = false;           ///< its gradient came since the last reduction
-  Tensor sharded;                     ///< DTensor; registered while sharded
+  Tensor sharded;                     ///< DTensor; registered except in forward and backward
   Tensor local;                       ///< its piece: a leaf, view of the flat buffer
   int64_t first_element = 0;          ///< of the whole, in a flat buffer that ranks share
-  Tensor unsharded;    ///< gathered; registered while unsharded; memory comes and goes
+  Tensor unsharded;    ///< gathered; registered in forward and backward; memory comes and goes
   Tensor accumulated;  ///< whole gradient of earlier microbatches, where it has another dtype
   Tensor partial;      ///< rows that are reduced over the shards, not yet over the replicas
 };
@@ -71,6 +71,9 @@ class ParamGroup {
   /// share memory it waits for all, unless gradients were reduced meanwhile.
   /// @collective all ranks of the mesh axis
   void reshard();
+  /// Registers sharded parameters while whole ones stay gathered, until the next unshard(): what is
+  /// read of a module between its passes is what is trained and saved. Local.
+  void show_shards() noexcept;
   /// Gathers are counted from here for messages. Local.
   void begin_pass() noexcept { gathers_of_pass_ = 0; }
 

@@ -25,6 +25,12 @@ void SharedState::after_forward(Unit& unit, Module& module) {
   if (current_backward_pass() == 0) forward_order.push_back(&unit);
   // What backward has gathered it still needs, also where it computes a module again.
   if (reshards(unit) && !unit.is_in_backward) unit.group->reshard();
+  if (&unit == units.back() && current_backward_pass() == 0) show_shards();
+}
+
+// Between the passes of the tree. Inside of them a module may use what another has gathered.
+void SharedState::show_shards() {
+  for (Unit* unit : units) unit->group->show_shards();
 }
 
 void SharedState::before_backward(Unit& unit) {
@@ -94,5 +100,6 @@ void SharedState::finish_backward() {
     }
     unit->group->begin_pass();
   }
+  show_shards();
 }
 }  // namespace muster::fsdp

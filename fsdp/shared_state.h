@@ -24,7 +24,8 @@ struct Unit {
   std::vector<Module*> modules;
   std::vector<Module*> not_yet_run;  ///< of a forward under way: freed after the last of them
   bool reshard_after_forward = true;
-  bool is_explicit = false;     ///< the caller chose reshard_after_forward
+  bool is_explicit = false;  ///< the caller chose reshard_after_forward
+  bool buffers_are_checked = false;
   bool is_in_backward = false;  ///< gathered for backward, whose gradients are not complete
   /// Whole parameters that something beside the module still holds: a tied one, by its name.
   std::vector<std::pair<Tensor, std::string>> held_elsewhere;
@@ -61,6 +62,7 @@ class SharedState {
   void prefetch_before(const Unit& unit);
   void reduce_or_keep(Unit& unit);
   void finish_backward();
+  void show_shards();
 
   bool callback_queued_ = false;
   std::vector<Unit*> last_order_;
