@@ -187,18 +187,39 @@ TEST(ReportedPipelineCases, AWeightUsedTwiceCountsOnceInASplitBackward) {
 }
 
 // torchtitan#775: fewer microbatches than stages hung.
-TEST(ReportedPipelineCases, FewerMicrobatchesThanStagesRun) {
-  for (const char* name : {"1f1b", "gpipe", "interleaved"}) {
+TEST(ReportedPipelineCases, FewerMicrobatchesThanStagesEqualOneProcess) {
+  struct Kind {
+    const char* name;
+    int stages;
+  };
+  const Tensor batch = wave(6, kWidth, DType::kF64, 0.7);
+  const Tensor target = wave(6, kWidth, DType::kF64, 1.3);
+  for (const Kind& kind :
+       {Kind{"1f1b", 4}, Kind{"gpipe", 4}, Kind{"interleaved", 4}, Kind{"interleaved", 8},
+        Kind{"bfs", 8}, Kind{"zero_bubble", 4}, Kind{"zbv", 8}}) {
+    Layers whole(kWidth, 0, kind.stages);
+    whole.to(DType::kF64);
+    whole.reset_parameters(3);
+    backward(squared_error(whole(batch), target).sum);
+    std::map<std::string, Tensor> expected;
+    for (const NamedTensor& named : whole.named_parameters())
+      expected[named.name] = grad_of(named.tensor);
     for (const int microbatches : {1, 2, 3}) {
-      SCOPED_TRACE(fmt::format("{} m{}", name, microbatches));
-      const Schedule schedule = make_schedule(name, {4, microbatches, 4}).value();
+      SCOPED_TRACE(fmt::format("{} of {} stages, m {}", kind.name, kind.stages, microbatches));
+      const Schedule schedule = make_schedule(kind.name, {kind.stages, microbatches, 4}).value();
       run_ranks(4, [&](RankContext& ctx) {
-        RankStages own(schedule, ctx.group_rank(), 4, kWidth, DType::kF64);
+        RankStages own(schedule, ctx.group_rank(), kind.stages, kWidth, DType::kF64);
         const auto pipeline = open(ctx, schedule, own);
-        const Tensor batch = wave(6, kWidth, DType::kF64, 0.7);
+        const std::vector<Tensor> targets = cut(target, microbatches);
         StepInputs inputs{.inputs = cut(batch, microbatches)};
-        inputs.loss = [&](const Tensor& output, int) { return squared_error(output, output); };
+        inputs.loss = [&](const Tensor& output, int m) {
+          return squared_error(output, targets[static_cast<size_t>(m)]);
+        };
         pipeline->train_step(inputs);
+        for (const NamedTensor& named : own.parameters()) {
+          const Tensor difference = sub(grad_of(named.tensor), expected.at(named.name));
+          EXPECT_LT(amax(abs(difference)).item(), 1e-12) << named.name;
+        }
       });
     }
   }
@@ -226,6 +247,58 @@ TEST(ReportedPipelineCases, AnotherSequenceLengthInALaterStepIsNamedOnAllRanks) 
                           AllOf(HasSubstr("stage 0"), HasSubstr("f64[2, 5, 4]"),
                                 HasSubstr("f64[2, 7, 4]"))));
   });
+}
+
+// What a stage in the middle gives may change although its input does not.
+class Growing final : public Module {
+ public:
+  Growing() : Module("Growing") {
+    register_parameter("weight", weight_, empty({kWidth}, DType::kF64), InitSpec::ones());
+    reset_parameters(1);
+  }
+  int64_t length = 5;
+  DType dtype = DType::kF64;
+
+ protected:
+  Tensor compute(const Tensor& input) override {
+    return muster::to(mul(narrow(input, 1, 0, length), weight_), dtype);
+  }
+
+ private:
+  Tensor weight_;
+};
+
+// pytorch#126732, ColossalAI#5940: ranks inferred shapes for themselves and waited for each other.
+TEST(ReportedPipelineCases, AStageInTheMiddleThatGivesAnotherShapeIsNamedOnAllRanks) {
+  for (const char* name : {"1f1b", "zero_bubble"}) {
+    for (const bool changes_dtype : {false, true}) {
+      SCOPED_TRACE(fmt::format("{}, dtype {}", name, changes_dtype));
+      const Schedule schedule = make_schedule(name, {3, 4, 3}).value();
+      run_ranks(3, [&](RankContext& ctx) {
+        Growing module;
+        const auto pipeline =
+            Pipeline::open({.schedule = schedule,
+                            .group = borrowed(ctx.group()),
+                            .stages = {{.index = ctx.group_rank(), .module = &module}}})
+                .value();
+        StepInputs inputs;
+        for (int m = 0; m < 4; ++m)
+          inputs.inputs.push_back(view(wave(10, kWidth, DType::kF64, 0.7), {2, 5, kWidth}));
+        inputs.loss = [](const Tensor& output, int) { return LossSum{sum(output), {}}; };
+        pipeline->train_step(inputs);
+        pipeline->train_step(inputs);
+        if (ctx.group_rank() == 1) {
+          module.dtype = changes_dtype ? DType::kF32 : DType::kF64;
+          module.length = changes_dtype ? 5 : 3;
+        }
+        EXPECT_THAT(
+            thrown_by([&] { pipeline->train_step(inputs); }),
+            FailsWith(ctx.group_rank() == 1 ? ErrorCode::kInvalidArgument : ErrorCode::kAborted,
+                      AllOf(HasSubstr("output of stage 1"), HasSubstr("f64[2, 5, 4]"),
+                            HasSubstr(changes_dtype ? "f32[2, 5, 4]" : "f64[2, 3, 4]"))));
+      });
+    }
+  }
 }
 
 // torchtitan#1492: the first messages of a rank may come long before its peers are there.
