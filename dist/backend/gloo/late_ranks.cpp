@@ -6,8 +6,6 @@
 #include "dist/backend/gloo/wire/mesh.h"
 
 namespace muster {
-namespace {}  // namespace
-
 std::vector<int> GlooBackend::Group::late_ranks(const GlooWork& work) {
   const WorkDescriptor& what = work.descriptor();
   if (what.kind == CollectiveKind::kRecv && !work.done()) return {what.peer};
@@ -24,15 +22,16 @@ std::vector<int> GlooBackend::Group::late_ranks(const GlooWork& work) {
 
 std::string GlooBackend::Group::describe_late(const GlooWork& work) {
   const std::vector<int> late = late_ranks(work);
-  if (work.descriptor().kind == CollectiveKind::kRecv)
-    return fmt::format("\n  {} has not sent it", members_.name_of(work.descriptor().peer));
   if (late.empty()) return "\n  all ranks have arrived; its data is on the way";
+  const bool is_message = work.descriptor().kind == CollectiveKind::kRecv;
   std::string text;
   for (const int peer : late) {
     const std::string place = channel_->mesh().where_it_waits(members_.global_rank_of(peer));
     const std::lock_guard lock(mutex_);
-    text += fmt::format("\n  {} has not arrived; its last is #{}{}{}", members_.name_of(peer),
-                        last_announced_[static_cast<size_t>(peer)],
+    text += fmt::format("\n  {} {}{}{}", members_.name_of(peer),
+                        is_message ? "has not sent it"
+                                   : fmt::format("has not arrived; its last is #{}",
+                                                 last_announced_[static_cast<size_t>(peer)]),
                         place.empty() ? "" : "; it waits for this rank in ", place);
   }
   return text;

@@ -88,6 +88,9 @@ void GlooBackend::Group::start_large_receive(const WorkRef& work) {
   {
     const std::lock_guard lock(mutex_);
     if (work->done()) return;
+    // It announced the message, and ended before this rank asked for it.
+    if (const auto gone = gone_.find(what.peer); gone != gone_.end())
+      return fail_locked(lost_error(what, gone->first, gone->second));
     const Tensor& output = work->request_.outputs[0];
     // It holds the group weakly: the mesh must never be the last to hold it.
     const auto on_done = [weak = weak_from_this(), receiver = std::weak_ptr<GlooWork>(work)] {

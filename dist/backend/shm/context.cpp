@@ -8,6 +8,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <climits>
 #include <ctime>
@@ -19,6 +20,8 @@ namespace {
 // Parked waits look at peers' processes this often; a wake-up by the clock itself is immediate.
 constexpr Duration kParkSlice = 10ms;
 constexpr int kSlicesPerTurn = 5;
+// The same for waits in the store, which cost a message each time.
+constexpr Duration kStoreSlice = 100ms;
 
 int allowed_cores() {
   cpu_set_t set;
@@ -130,6 +133,26 @@ std::string Context::where_it_waits(int global_rank) {
     if (std::string place = observer(global_rank); !place.empty()) places.push_back(place);
   }
   return fmt::format("{}", fmt::join(places, " and in "));
+}
+
+Result<std::string> Context::await_key_of(int global_rank, const std::string& key,
+                                          Deadline deadline) {
+  const TimePoint began = real_clock().now();
+  while (true) {
+    Result<std::string> value =
+        store().get(key, Deadline::after(std::min<Duration>(kStoreSlice, deadline.left())));
+    if (value.ok() || value.error().code() != ErrorCode::kTimeout) return value;
+    if (has_ended(peer(global_rank))) {
+      // It may have written it just before.
+      if (std::optional<std::string> last = MUSTER_TRY(store().try_get(key))) return *last;
+      return make_error(ErrorCode::kPeerLost, "shm: global rank {} (pid {}) has ended", global_rank,
+                        peer(global_rank).pid);
+    }
+    if (deadline.passed()) {
+      return make_error(ErrorCode::kTimeout, "shm: global rank {} has not come within {}",
+                        global_rank, format_duration(real_clock().now() - began));
+    }
+  }
 }
 
 bool Context::has_ended(const Peer& peer) noexcept {

@@ -73,6 +73,11 @@ class Context {
   /// "". @thread any
   [[nodiscard]] std::string where_it_waits(int global_rank);
 
+  /// The value of a key of the store that `global_rank` writes when it comes to this point.
+  /// @blocks until then @error kPeerLost as soon as its process has ended; kTimeout
+  [[nodiscard]] Result<std::string> await_key_of(int global_rank, const std::string& key,
+                                                 Deadline deadline);
+
   /// True once the process of `peer` has ended.
   [[nodiscard]] static bool has_ended(const Peer& peer) noexcept;
 

@@ -27,7 +27,8 @@ Result<std::unique_ptr<SharedArena>> open_block(ShmBackend::Group& group, const 
     MUSTER_TRY(store.set(key, words_of(made)));
     return made;
   }
-  const std::string words = MUSTER_TRY(store.get(key, deadline));
+  const std::string words =
+      MUSTER_TRY(group.context->await_key_of(group.members.global_rank_of(owner), key, deadline));
   if (words.starts_with("!")) {
     return make_error(ErrorCode::kOutOfMemory, "{} could not make it: {}",
                       group.members.name_of(owner), words.substr(1));

@@ -39,7 +39,8 @@ Result<std::unique_ptr<ShmBackend>> ShmBackend::open(std::shared_ptr<shm::Contex
       continue;
     }
     const std::string offset =
-        MUSTER_TRY(group->context->store().get(fmt::format("{}/{}", key, peer), deadline),
+        MUSTER_TRY(group->context->await_key_of(group->members.global_rank_of(peer),
+                                                fmt::format("{}/{}", key, peer), deadline),
                    fmt::format("while opening group {}", group->members.name));
     std::byte* at = group->peer(peer).arena->at(std::stoll(offset), nbytes);
     group->blocks.push_back(reinterpret_cast<shm::ControlBlock*>(at));

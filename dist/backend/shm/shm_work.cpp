@@ -48,14 +48,16 @@ ShmWork::~ShmWork() { release_stage(); }
 
 Result<void> ShmWork::wait(Deadline deadline) {
   if (!done() && !group_->drive(*this, deadline)) {
+    const bool is_message = descriptor().kind == CollectiveKind::kRecv;
     std::string late;
     for (const int peer : late_ranks()) {
       const uint32_t ticks = group_->block(peer).clock.ticks.load(std::memory_order_acquire);
       const std::string place =
           group_->context->where_it_waits(group_->members.global_rank_of(peer));
-      late +=
-          fmt::format("\n  {} has not arrived; its last is #{}{}{}", group_->members.name_of(peer),
-                      ticks / 2, place.empty() ? "" : "; it waits for this rank in ", place);
+      late += fmt::format("\n  {} {}{}{}", group_->members.name_of(peer),
+                          is_message ? "has not sent it"
+                                     : fmt::format("has not arrived; its last is #{}", ticks / 2),
+                          place.empty() ? "" : "; it waits for this rank in ", place);
     }
     Error error = make_error(ErrorCode::kTimeout, "{}: the deadline passed; it is still pending{}",
                              descriptor().describe(), late);
