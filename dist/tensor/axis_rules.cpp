@@ -24,13 +24,15 @@ const std::vector<ShardRule>& rules_of(const Op& op) {
   return at->second;
 }
 
-// What moving one tensor on one axis costs, in elements sent, roughly.
-double move_cost(const RuleInput& input, Placement from, Placement to) {
+// What moving one tensor on one axis costs, in elements sent, roughly. `into_sum`: it is added to
+// what is written, so that a shard may become a share of an open sum.
+double move_cost(const RuleInput& input, Placement from, Placement to, bool into_sum) {
   if (from == to) return 0;
   if (input.is_plain || input.is_written) return kImpossible;
   const double n = static_cast<double>(numel_of(input.sizes)) + 1;
+  const bool is_sum = to.is_partial() && to.op == PartialOp::kSum;
+  if (is_sum && into_sum && from.kind == Placement::Kind::kShard) return 0.01 * n;
   if (from.is_replicate()) {
-    const bool is_sum = to.is_partial() && to.op == PartialOp::kSum;
     return to.is_shard() || is_sum ? 0.01 * n : kImpossible;
   }
   if (to.is_partial()) return kImpossible;
@@ -68,7 +70,7 @@ class AxisRules {
 
   void add(AxisCandidate candidate, std::vector<AxisCandidate>& found) const {
     for (size_t i = 0; i < inputs_.size(); ++i) {
-      candidate.cost += move_cost(inputs_[i], placed(i), candidate.inputs[i]);
+      candidate.cost += move_cost(inputs_[i], placed(i), candidate.inputs[i], op_.writes_self());
     }
     // What is written keeps its placement, so the result must have it.
     const bool is_honest =

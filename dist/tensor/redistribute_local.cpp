@@ -57,6 +57,7 @@ class Mover {
       return to.is_shard() ? reduce_scatter(local, to.dim, from.op)
                            : reduce_partial(local, group_, from.op);
     }
+    if (to.is_partial()) return as_share(local, from.dim);
     return to.is_shard() ? all_to_all(local, from.dim, to.dim) : all_gather(local, from.dim);
   }
 
@@ -142,6 +143,13 @@ class Mover {
     if (op == PartialOp::kSum && is_neutral) return zeros_like(local);
     if (op == PartialOp::kProduct && is_neutral) return ones_like(local);
     return clone(local);
+  }
+
+  // Its own piece of the whole and zeros elsewhere.
+  Tensor as_share(const Tensor& local, int64_t dim) const {
+    const Tensor share = zeros(whole_, local.dtype());
+    copy_(cut(share, dim, group_.group_rank()), local);
+    return share;
   }
 
   ProcessGroup& group_;

@@ -11,7 +11,8 @@ void check_move(Placement from, Placement to, PartialTargets partial_targets) {
       "strided shards are gathered before a plan is made; got {} -> {}", to_string(from),
       to_string(to));
   if (!to.is_partial()) return;
-  MUSTER_CHECK(from.is_replicate() && partial_targets == PartialTargets::kAllow,
+  const bool is_share = from.is_shard() && to.op == PartialOp::kSum;
+  MUSTER_CHECK((from.is_replicate() || is_share) && partial_targets == PartialTargets::kAllow,
                ErrorCode::kInvalidArgument,
                "redistribute: a target can be Partial only where the source is the same Partial; "
                "got {} -> {}\n  fix: ask for R or a shard",

@@ -19,7 +19,7 @@ struct RedistributeStep {
   bool operator==(const RedistributeStep&) const = default;
 };
 
-/// Whether R -> P is allowed: only rules of operators ask for it.
+/// Whether R -> P and S -> P(sum) are allowed: only rules of operators ask for them.
 enum class PartialTargets : bool { kRefuse, kAllow };
 
 /// Undoes inner shards that an outer change would tear, inner to outer, then moves each axis to its

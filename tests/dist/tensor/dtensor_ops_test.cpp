@@ -243,6 +243,45 @@ TEST(DTensorOps, PlainTensorBesideADTensorIsRefusedByName) {
   });
 }
 
+TEST(DTensorOps, TensorsOfTwoMeshesAreRefusedWithBoth) {
+  testing::run_ranks(4, [](testing::RankContext& ctx) {
+    const MeshRef mesh = mesh_of(ctx, {{"dp", 2}, {"tp", 2}});
+    const Tensor x = distribute_tensor(ones({4}), mesh, {s(0), kR});
+    const Tensor y = distribute_tensor(ones({4}), mesh->slice({"tp"}), {s(0)});
+    EXPECT_ERROR(add(x, y), ErrorCode::kInvalidArgument,
+                 ::testing::AllOf(::testing::HasSubstr("must lie on one mesh"),
+                                  ::testing::HasSubstr("[S(0), R] on mesh [dp=2, tp=2]"),
+                                  ::testing::HasSubstr("[S(0)] on mesh [tp=2]")));
+    // Slices of the same axes are the same mesh.
+    const Tensor z = distribute_tensor(ones({4}), mesh->slice({"tp"}), {kR});
+    expect_values(full_tensor(add(y, z)), full({4}, 2.0));
+  });
+}
+
+// The second pass gives a gradient that lies otherwise than the first one's.
+TEST(DTensorOps, GradientsOfPassesThatLieDifferentlyAddUp) {
+  testing::run_ranks(2, [](testing::RankContext& ctx) {
+    const MeshRef mesh = line(ctx);
+    const Tensor x = sample({3, 4}, 2);
+    const auto lying = [&](Placement placement) {
+      if (!placement.is_partial()) return distribute_tensor(x, mesh, {placement});
+      const Tensor share = ctx.group_rank() == 0 ? sub(x, 1) : ones_like(x);
+      return from_local(share, mesh, {placement}, DimVector{3, 4});
+    };
+    for (const Placement of_weight : {kR, s(0), s(1)}) {
+      for (const Placement first : {kR, s(0), s(1), Placement::partial()}) {
+        for (const Placement second : {kR, s(0), s(1), Placement::partial()}) {
+          const Tensor w = requires_grad_(distribute_tensor(x, mesh, {of_weight}));
+          backward(w, lying(first));
+          backward(w, lying(second));
+          expect_values(full_tensor(grad_of(w)), mul(x, 2),
+                        to_string(Placements{of_weight, first, second}));
+        }
+      }
+    }
+  });
+}
+
 TEST(DTensorOps, DrawTheSameNumbersInEveryLayout) {
   manual_seed(7);
   const Tensor drawn = uniform_(empty({5, 3}, DType::kF64));

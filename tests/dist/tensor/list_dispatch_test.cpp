@@ -7,6 +7,7 @@
 
 #include "core/autograd/autograd.h"
 #include "core/nn/optim/clip_grad.h"
+#include "core/nn/optim/grad_scaler.h"
 #include "core/nn/optim/optimizer.h"
 #include "core/ops/ops.h"
 #include "core/ops/optimizer.h"
@@ -157,6 +158,28 @@ TEST(ListsOfDTensors, ANormCountsReplicasOnceAndPiecesOnAllRanks) {
         EXPECT_DOUBLE_EQ(clip_grad_norm_(parameters, 2.5), 5.0) << what;
         expect_near(mul(grad_of(parameters[0]), 2), three, what, kClipBound);
         expect_near(mul(grad_of(parameters[1]), 2), four, what, kClipBound);
+      }
+    }
+  });
+}
+
+// An overflow in one piece is one on all ranks, and one of the check itself is none.
+TEST(ListsOfDTensors, AnOverflowInOnePieceSkipsTheStepOnAllRanks) {
+  testing::run_ranks(2, [](testing::RankContext& ctx) {
+    const MeshRef mesh = line(ctx);
+    for (const double last : {1.0, 1e200, double(INFINITY), double(NAN)}) {
+      for (const Placement of_gradient : {kR, s(0)}) {
+        const Tensor weight =
+            requires_grad_(distribute_tensor(ones({3}, DType::kF64), mesh, {s(0)}));
+        Sgd optimizer({{"w", weight}}, {.lr = 1.0});
+        GradScaler scaler({.init_scale = 2.0});
+        static_cast<void>(scaler.scale(ones({1})));
+        set_grad(weight, placed(tensor({2.0, 4.0, 2 * last}, DType::kF64), mesh, of_gradient));
+        scaler.step(optimizer);
+        const Tensor expected = std::isfinite(last) ? tensor({0.0, -1.0, 1 - last}, DType::kF64)
+                                                    : ones({3}, DType::kF64);
+        EXPECT_EQ(to_vector<double>(full_tensor(detach(weight))), to_vector<double>(expected))
+            << last << to_string(of_gradient);
       }
     }
   });

@@ -1,6 +1,7 @@
 // Random numbers are functions of the seed and the global place: no layout and no number of ranks
 // changes them. Reported as pytorch#168058 and #146190.
 #include "core/autograd/autograd.h"
+#include "core/nn/layers.h"
 #include "core/ops/attention/sdpa.h"
 #include "core/ops/ops.h"
 #include "dist/tensor/redistribute.h"
@@ -67,6 +68,37 @@ TEST(RandomLayout, FillsAreTheSameGlobalTensor) {
   for (const auto& [name, fill] : fills) {
     expect_same_in_every_layout(name, {8, 8}, DType::kF32, fill);
     expect_same_in_every_layout(name, {5, 3}, DType::kF32, fill);  // uneven, and empty on 4 ranks
+  }
+}
+
+// A module whose parameters lie anyhow starts as one process starts it.
+TEST(RandomLayout, InitialParametersAreThoseOfOneProcess) {
+  Linear whole({.in_features = 3, .out_features = 5});
+  whole.reset_parameters(7);
+  for (const Layout& layout : layouts()) {
+    int world = 1;
+    for (const DeviceMesh::Axis& axis : layout.axes) world *= axis.size;
+    testing::run_ranks(world, [&](testing::RankContext& ctx) {
+      const auto group = std::shared_ptr<ProcessGroup>(&ctx.group(), [](ProcessGroup*) {});
+      const MeshRef mesh = DeviceMesh::open(group, layout.axes, ctx.deadline()).value();
+      for (const Placements& placements : layout.placements) {
+        Linear cut({.in_features = 3, .out_features = 5});
+        for (const TensorSlot& slot : cut.parameter_slots()) {
+          Placements fitting = placements;
+          for (Placement& p : fitting) {
+            if (p.is_shard_of(1) && slot.tensor->ndim() == 1) p = kR;
+          }
+          *slot.tensor =
+              requires_grad_(distribute_tensor(zeros(slot.tensor->sizes()), mesh, fitting));
+        }
+        cut.reset_parameters(7);
+        for (size_t i = 0; i < 2; ++i) {
+          EXPECT_EQ(to_vector<float>(full_tensor(detach(cut.parameters()[i]))),
+                    to_vector<float>(whole.parameters()[i]))
+              << to_string(placements);
+        }
+      }
+    });
   }
 }
 
