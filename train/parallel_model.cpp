@@ -185,8 +185,10 @@ double ParallelModel::run_pipeline(const std::vector<Microbatch>& microbatches,
   pipeline::StepInputs inputs;
   for (const Microbatch& microbatch : microbatches) inputs.inputs.push_back(microbatch.tokens);
   inputs.loss = [&](const Tensor& logits, int microbatch) {
-    return stages_.rbegin()->second->loss(logits,
-                                          microbatches[static_cast<size_t>(microbatch)].targets);
+    const Microbatch& own = microbatches[static_cast<size_t>(microbatch)];
+    LossSum loss = stages_.rbegin()->second->loss(logits, own.targets);
+    if (own.weight != 1) loss.sum = mul(loss.sum, own.weight);
+    return loss;
   };
   inputs.grad_scale = 1.0 / denominator;
   std::optional<AutocastGuard> autocast;
