@@ -153,14 +153,7 @@ void check_microbatches(const Recipe& recipe, int64_t data_ranks, std::vector<Br
     return;
   }
   const int64_t microbatches = recipe.train.global_batch / even;
-  const bool is_gpipe = recipe.pipeline.schedule == Recipe::Pipeline::Schedule::kGpipe;
-  if (!is_gpipe && microbatches < recipe.mesh.pp) {
-    broken.push_back({{"train.global_batch", "train.microbatch", "mesh.pp", "pipeline.schedule"},
-                      fmt::format("1f1b needs at least mesh.pp microbatches; got {} for {} ranks",
-                                  microbatches, recipe.mesh.pp)});
-    return;
-  }
-  const int64_t rounds = microbatches / recipe.mesh.pp;
+  const int64_t rounds = std::max<int64_t>(1, microbatches / recipe.mesh.pp);
   if (recipe.pipeline.stages_per_rank > 1 && microbatches % rounds != 0) {
     broken.push_back(
         {{"train.global_batch", "train.microbatch", "mesh.pp", "pipeline.schedule"},

@@ -134,6 +134,21 @@ TEST(CheckRecipe, AnInterleavedScheduleNeedsEvenRounds) {
   }
 }
 
+// torchtitan#775: no schedule needs as many microbatches as it has stages.
+TEST(CheckRecipe, APipelineMayHaveFewerMicrobatchesThanStages) {
+  for (const char* pipeline : {"{schedule: gpipe}", "{schedule: 1f1b}",
+                               "{schedule: interleaved_1f1b, stages_per_rank: 2}"}) {
+    for (const int global_batch : {1, 2, 3}) {
+      EXPECT_OK(
+          check_recipe(parse(fmt::format("model: {{layers: 8}}\nmesh: {{pp: 4}}\npipeline: {}\n"
+                                         "train: {{global_batch: {}, microbatch: 1}}\n",
+                                         pipeline, global_batch)),
+                       4))
+          << pipeline << " " << global_batch;
+    }
+  }
+}
+
 TEST(CheckRecipe, EveryRankNeedsASequence) {
   EXPECT_OK(check_recipe(parse("train: {global_batch: 5}\n"), 5));
   EXPECT_THAT(
