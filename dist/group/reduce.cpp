@@ -13,9 +13,18 @@ constexpr int64_t kTile = 1024;
 template <typename T>
 using Wide = std::conditional_t<std::is_same_v<T, Half> || std::is_same_v<T, BFloat16>, float, T>;
 
+// Integers wrap, as in PyTorch: computed without sign, where that is defined.
+template <typename W>
+using Wrapping =
+    std::conditional_t<!std::is_integral_v<W>, W,
+                       std::conditional_t<(sizeof(W) > sizeof(uint32_t)), uint64_t, uint32_t>>;
+
 template <ReduceOp kOp, typename W>
 W combine(W a, W b) {
-  if constexpr (kOp == ReduceOp::kProduct) return static_cast<W>(a * b);
+  using V = Wrapping<W>;
+  if constexpr (kOp == ReduceOp::kProduct) {
+    return static_cast<W>(static_cast<V>(a) * static_cast<V>(b));
+  }
   // nan wins, as in torch.minimum and torch.maximum.
   if constexpr (kOp == ReduceOp::kMin) return b < a || b != b ? b : a;
   if constexpr (kOp == ReduceOp::kMax) return b > a || b != b ? b : a;
@@ -24,7 +33,7 @@ W combine(W a, W b) {
     if constexpr (kOp == ReduceOp::kBor) return static_cast<W>(a | b);
     if constexpr (kOp == ReduceOp::kBxor) return static_cast<W>(a ^ b);
   }
-  return static_cast<W>(a + b);
+  return static_cast<W>(static_cast<V>(a) + static_cast<V>(b));
 }
 
 template <ReduceOp kOp, typename T>

@@ -48,5 +48,21 @@ TEST(ReduceBuffers, LargeOutputsHaveTheBitsOfSmallOnes) {
     expect_large_equals_pieces(ReduceOp::kMax, DType::kBF16, in_place);
   }
 }
+TEST(ReduceBuffers, IntegersWrapAround) {
+  const int64_t large = INT64_MAX, two = 2, out_of_range = INT64_MIN + 1;
+  const std::vector<const std::byte*> sources{reinterpret_cast<const std::byte*>(&large),
+                                              reinterpret_cast<const std::byte*>(&two)};
+  int64_t out = 0;
+  reduce_buffers(ReduceOp::kSum, DType::kI64, reinterpret_cast<std::byte*>(&out), sources, 1);
+  EXPECT_EQ(out, out_of_range);
+  reduce_buffers(ReduceOp::kProduct, DType::kI64, reinterpret_cast<std::byte*>(&out), sources, 1);
+  EXPECT_EQ(out, -2);
+  const int8_t small = 127, one = 1;
+  const std::vector<const std::byte*> bytes{reinterpret_cast<const std::byte*>(&small),
+                                            reinterpret_cast<const std::byte*>(&one)};
+  int8_t sum = 0;
+  reduce_buffers(ReduceOp::kSum, DType::kI8, reinterpret_cast<std::byte*>(&sum), bytes, 1);
+  EXPECT_EQ(sum, -128);
+}
 }  // namespace
 }  // namespace muster
