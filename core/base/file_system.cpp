@@ -179,7 +179,7 @@ Result<void> WritableFile::overwrite(int64_t offset, std::span<const std::byte> 
 }
 
 FileSystem& real_file_system() noexcept {
-  static PosixFileSystem instance;
+  static PosixFileSystem& instance = *new PosixFileSystem;  // never destroyed
   return instance;
 }
 

@@ -48,7 +48,7 @@ std::atomic<LogLevel>& current_level() {
 }
 
 std::string& role() {
-  static std::string name = "muster";
+  static std::string& name = *new std::string("muster");  // never destroyed, like the logger
   return name;
 }
 

@@ -17,8 +17,9 @@ class RealClock final : public Clock {
 };
 }  // namespace
 
+// Never destroyed: threads ask for the time while the process ends.
 const Clock& real_clock() noexcept {
-  static const RealClock clock;
+  static const RealClock& clock = *new RealClock;
   return clock;
 }
 
