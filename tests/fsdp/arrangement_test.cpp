@@ -6,6 +6,7 @@
 #include "core/nn/optim/optimizer.h"
 #include "core/ops/ops.h"
 #include "fsdp/fully_shard.h"
+#include "tests/support_ranks/mesh.h"
 #include "tests/support_ranks/ranks.h"
 
 namespace muster {
@@ -14,7 +15,7 @@ using testing::RankContext;
 using testing::run_ranks;
 
 MeshRef mesh_of(RankContext& ctx, int replicas) {
-  const auto world = std::shared_ptr<ProcessGroup>(&ctx.group(), [](ProcessGroup*) {});
+  const auto world = testing::world_of(ctx);
   const int shards = ctx.world_size() / replicas;
   const std::vector<DeviceMesh::Axis> flat = {{"fsdp", shards}};
   const std::vector<DeviceMesh::Axis> hybrid = {{"replicate", replicas}, {"fsdp", shards}};

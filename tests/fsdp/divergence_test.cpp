@@ -4,6 +4,7 @@
 #include "core/nn/layers.h"
 #include "core/ops/ops.h"
 #include "fsdp/fully_shard.h"
+#include "tests/support_ranks/mesh.h"
 #include "tests/support_ranks/ranks.h"
 
 namespace muster {
@@ -39,7 +40,7 @@ class Experts final : public Module {
 };
 
 void shard(Experts& model, RankContext& ctx, std::optional<bool> reshard) {
-  const auto world = std::shared_ptr<ProcessGroup>(&ctx.group(), [](ProcessGroup*) {});
+  const auto world = testing::world_of(ctx);
   fsdp::Options options;
   options.mesh = DeviceMesh::open(world, {{"fsdp", ctx.world_size()}}, ctx.deadline()).value();
   options.reshard_after_forward = reshard;
@@ -100,7 +101,7 @@ TEST(Divergence, NamesAreThoseFromTheOutermostModule) {
     Sequential model;
     Experts& inner = model.append<Experts>();
     shard(inner, ctx, {});
-    const auto world = std::shared_ptr<ProcessGroup>(&ctx.group(), [](ProcessGroup*) {});
+    const auto world = testing::world_of(ctx);
     fsdp::Options options;
     options.mesh = DeviceMesh::open(world, {{"fsdp", 1}}, ctx.deadline()).value();
     const fsdp::Handle root = fsdp::fully_shard(model, options);

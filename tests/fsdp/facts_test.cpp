@@ -6,6 +6,7 @@
 #include "core/ops/ops.h"
 #include "fsdp/fully_shard.h"
 #include "tests/support/golden_case.h"
+#include "tests/support_ranks/mesh.h"
 #include "tests/support_ranks/ranks.h"
 
 namespace muster {
@@ -22,7 +23,7 @@ const Json& fact(int ranks, const std::string& name) {
 }
 
 fsdp::Options options_of(RankContext& ctx) {
-  const auto world = std::shared_ptr<ProcessGroup>(&ctx.group(), [](ProcessGroup*) {});
+  const auto world = testing::world_of(ctx);
   fsdp::Options options;
   options.mesh = DeviceMesh::open(world, {{"fsdp", ctx.world_size()}}, ctx.deadline()).value();
   return options;

@@ -9,6 +9,7 @@
 #include "core/nn/optim/clip_grad.h"
 #include "core/nn/optim/optimizer.h"
 #include "core/ops/ops.h"
+#include "tests/support_ranks/mesh.h"
 #include "tests/support_ranks/ranks.h"
 
 namespace muster {
@@ -81,8 +82,7 @@ struct Variant {
 
 Curve sharded(RankContext& ctx, const Variant& variant,
               const std::function<void(Module&)>& after = {}) {
-  const auto world = std::shared_ptr<ProcessGroup>(&ctx.group(), [](ProcessGroup*) {});
-  const MeshRef mesh = DeviceMesh::open(world, {{"fsdp", variant.world}}, ctx.deadline()).value();
+  const MeshRef mesh = testing::mesh_of(ctx, {{"fsdp", variant.world}});
   std::unique_ptr<Gpt> model;
   {
     const DeviceGuard meta(kMetaDevice);
@@ -161,7 +161,7 @@ TEST(FullyShard, MetaInitialisationEqualsInitialisingAndSharding) {
   whole.reset_parameters(11);
   const std::vector<NamedTensor> expected = whole.named_parameters();
   run_ranks(3, [&](RankContext& ctx) {
-    const auto world = std::shared_ptr<ProcessGroup>(&ctx.group(), [](ProcessGroup*) {});
+    const auto world = testing::world_of(ctx);
     fsdp::Options options;
     options.mesh = DeviceMesh::open(world, {{"fsdp", 3}}, ctx.deadline()).value();
     std::unique_ptr<Gpt> model;
@@ -189,7 +189,7 @@ TEST(FullyShard, MetaInitialisationEqualsInitialisingAndSharding) {
 
 TEST(FullyShard, CallingForwardWithoutHooksSaysWhatToDo) {
   run_ranks(2, [](RankContext& ctx) {
-    const auto world = std::shared_ptr<ProcessGroup>(&ctx.group(), [](ProcessGroup*) {});
+    const auto world = testing::world_of(ctx);
     Gpt model(small_config());
     fsdp::Options options;
     options.mesh = DeviceMesh::open(world, {{"fsdp", 2}}, ctx.deadline()).value();
@@ -201,7 +201,7 @@ TEST(FullyShard, CallingForwardWithoutHooksSaysWhatToDo) {
 
 TEST(FullyShard, ForwardWithoutValuesNamesTheParameter) {
   run_ranks(1, [](RankContext& ctx) {
-    const auto world = std::shared_ptr<ProcessGroup>(&ctx.group(), [](ProcessGroup*) {});
+    const auto world = testing::world_of(ctx);
     std::unique_ptr<Gpt> model;
     {
       const DeviceGuard meta(kMetaDevice);
@@ -217,7 +217,7 @@ TEST(FullyShard, ForwardWithoutValuesNamesTheParameter) {
 
 TEST(FullyShard, ASecondCallOnOneModuleIsRefused) {
   run_ranks(1, [](RankContext& ctx) {
-    const auto world = std::shared_ptr<ProcessGroup>(&ctx.group(), [](ProcessGroup*) {});
+    const auto world = testing::world_of(ctx);
     Gpt model(small_config());
     fsdp::Options options;
     options.mesh = DeviceMesh::open(world, {{"fsdp", 1}}, ctx.deadline()).value();
@@ -240,7 +240,7 @@ TEST(FullyShard, GatheredMemoryIsFreedAfterForwardAndBackward) {
 
 TEST(FullyShard, EachGroupIsGatheredAsOftenAsThePlanSays) {
   run_ranks(2, [](RankContext& ctx) {
-    const auto world = std::shared_ptr<ProcessGroup>(&ctx.group(), [](ProcessGroup*) {});
+    const auto world = testing::world_of(ctx);
     Gpt model(small_config());
     fsdp::Options options;
     options.mesh = DeviceMesh::open(world, {{"fsdp", 2}}, ctx.deadline()).value();
@@ -261,7 +261,7 @@ TEST(FullyShard, EachGroupIsGatheredAsOftenAsThePlanSays) {
 // shards.
 TEST(FullyShard, MemoryOfARankFollowsTheFormula) {
   run_ranks(4, [](RankContext& ctx) {
-    const auto world = std::shared_ptr<ProcessGroup>(&ctx.group(), [](ProcessGroup*) {});
+    const auto world = testing::world_of(ctx);
     GptConfig config = small_config();
     config.vocab_size = 64;
     config.dim = 64;
@@ -294,7 +294,7 @@ TEST(FullyShard, MemoryOfARankFollowsTheFormula) {
 
 TEST(ClipGradNorm, CountsEveryShardOnceAndScalesAll) {
   run_ranks(2, [](RankContext& ctx) {
-    const auto world = std::shared_ptr<ProcessGroup>(&ctx.group(), [](ProcessGroup*) {});
+    const auto world = testing::world_of(ctx);
     Linear layer({.in_features = 1, .out_features = 2, .bias = false});
     fsdp::Options options;
     options.mesh = DeviceMesh::open(world, {{"fsdp", 2}}, ctx.deadline()).value();
@@ -311,7 +311,7 @@ TEST(ClipGradNorm, CountsEveryShardOnceAndScalesAll) {
 TEST(MixedPrecision, Bf16ComputeWithF32ReductionStaysNearF32) {
   const Curve expected = single_process();
   run_ranks(2, [&](RankContext& ctx) {
-    const auto world = std::shared_ptr<ProcessGroup>(&ctx.group(), [](ProcessGroup*) {});
+    const auto world = testing::world_of(ctx);
     Gpt model(small_config());
     model.reset_parameters(5);
     fsdp::Options options;

@@ -9,6 +9,7 @@
 #include "tests/fsdp/recorded_optimizer.h"
 #include "tests/support/golden_case.h"
 #include "tests/support/golden_close.h"
+#include "tests/support_ranks/mesh.h"
 #include "tests/support_ranks/ranks.h"
 
 namespace muster {
@@ -104,7 +105,7 @@ std::vector<uint64_t> traffic(const MeshRef& mesh) {
 void follow(RankContext& ctx, const RecordedRun& run, const Json& row) {
   const Json& train = single().find("train");
   const Tolerance tolerance = tolerance_of(run);
-  const auto world = std::shared_ptr<ProcessGroup>(&ctx.group(), [](ProcessGroup*) {});
+  const auto world = testing::world_of(ctx);
   std::vector<DeviceMesh::Axis> axes = {{"fsdp", ctx.world_size() / run.replicas}};
   if (run.replicas > 1) axes.insert(axes.begin(), {"replicate", run.replicas});
   fsdp::Options options;
@@ -190,7 +191,7 @@ TEST_P(LlamaGolden, StepsFollowTheRecordedOnes) {
 TEST_P(LlamaGolden, RanksHoldTheSamePieces) {
   const Json& row = golden().find(fmt::format("llama W{} f64 default", GetParam()));
   run_ranks(GetParam(), [&](RankContext& ctx) {
-    const auto world = std::shared_ptr<ProcessGroup>(&ctx.group(), [](ProcessGroup*) {});
+    const auto world = testing::world_of(ctx);
     fsdp::Options options;
     options.mesh = DeviceMesh::open(world, {{"fsdp", ctx.world_size()}}, ctx.deadline()).value();
     const std::unique_ptr<Llama> model = load(DType::kF64);

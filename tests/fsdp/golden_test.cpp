@@ -9,6 +9,7 @@
 #include "fsdp/fully_shard.h"
 #include "tests/support/golden_case.h"
 #include "tests/support/golden_close.h"
+#include "tests/support_ranks/mesh.h"
 #include "tests/support_ranks/ranks.h"
 
 namespace muster {
@@ -64,7 +65,7 @@ Sharded shard(RankContext& ctx, std::optional<bool> reshard, bool replicates = f
     state[name] = golden().tensor(value);
   }
   model->load_state(state);
-  const auto world = std::shared_ptr<ProcessGroup>(&ctx.group(), [](ProcessGroup*) {});
+  const auto world = testing::world_of(ctx);
   fsdp::Options options;
   const std::vector<DeviceMesh::Axis> flat = {{"fsdp", ctx.world_size()}};
   const std::vector<DeviceMesh::Axis> hybrid = {{"replicate", 2}, {"fsdp", ctx.world_size() / 2}};
@@ -258,7 +259,7 @@ TEST(FsdpGolden, HybridShardsAccumulateAndCommunicateAsTheSwitchesSay) {
 // What PyTorch refuses too, for reasons that hold here.
 TEST(FsdpGolden, MixedDtypesAndStridedParametersAreRefused) {
   run_ranks(2, [](RankContext& ctx) {
-    const auto world = std::shared_ptr<ProcessGroup>(&ctx.group(), [](ProcessGroup*) {});
+    const auto world = testing::world_of(ctx);
     fsdp::Options options;
     options.mesh = DeviceMesh::open(world, {{"fsdp", 2}}, ctx.deadline()).value();
     Mlp mixed;

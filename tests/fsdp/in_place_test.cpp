@@ -3,6 +3,7 @@
 #include "core/nn/layers.h"
 #include "core/ops/ops.h"
 #include "fsdp/fully_shard.h"
+#include "tests/support_ranks/mesh.h"
 #include "tests/support_ranks/ranks.h"
 
 namespace muster {
@@ -16,7 +17,7 @@ class OneLayer {
   explicit OneLayer(RankContext& ctx, const fsdp::MixedPrecision& precision = {})
       : layer_({.in_features = 4, .out_features = 3, .bias = false, .weight_init = {}}) {
     layer_.reset_parameters(1);
-    const auto world = std::shared_ptr<ProcessGroup>(&ctx.group(), [](ProcessGroup*) {});
+    const auto world = testing::world_of(ctx);
     fsdp::Options options;
     options.mesh = DeviceMesh::open(world, {{"fsdp", ctx.world_size()}}, ctx.deadline()).value();
     options.reshard_after_forward = true;
@@ -132,7 +133,7 @@ TEST(GatherInPlace, RowsOutliveTheModel) {
 
 TEST(GatherInPlace, ModelsThatDifferAreToldBeforeMemoryIsShared) {
   run_ranks(2, [](RankContext& ctx) {
-    const auto world = std::shared_ptr<ProcessGroup>(&ctx.group(), [](ProcessGroup*) {});
+    const auto world = testing::world_of(ctx);
     Linear layer({.in_features = 4,
                   .out_features = ctx.group_rank() == 0 ? 3 : 40,
                   .bias = false,

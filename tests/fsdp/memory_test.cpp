@@ -9,6 +9,7 @@
 #include "core/nn/optim/optimizer.h"
 #include "core/ops/ops.h"
 #include "fsdp/fully_shard.h"
+#include "tests/support_ranks/mesh.h"
 #include "tests/support_ranks/ranks.h"
 
 namespace muster {
@@ -104,7 +105,7 @@ class Measured {
       const DeviceGuard meta(kMetaDevice);
       model_ = std::make_unique<Gpt>(config);
     }
-    const auto world = std::shared_ptr<ProcessGroup>(&ctx.group(), [](ProcessGroup*) {});
+    const auto world = testing::world_of(ctx);
     fsdp::Options options;
     options.mesh = DeviceMesh::open(world, {{"fsdp", ctx.world_size()}}, ctx.deadline()).value();
     options.reshard_after_forward = job.reshard;
@@ -210,7 +211,7 @@ TEST(GatherBuffers, AtMostTheRootAndTwoBlocksLiveAtOnce) {
     int64_t peak = 0;
     run_ranks(1, [&](RankContext& ctx) {
       Gpt model(small_gpt(layers));
-      const auto world = std::shared_ptr<ProcessGroup>(&ctx.group(), [](ProcessGroup*) {});
+      const auto world = testing::world_of(ctx);
       fsdp::Options options;
       options.mesh = DeviceMesh::open(world, {{"fsdp", 1}}, ctx.deadline()).value();
       options.prefetch = prefetch;

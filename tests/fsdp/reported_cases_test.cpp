@@ -7,6 +7,7 @@
 #include "core/nn/optim/optimizer.h"
 #include "core/ops/ops.h"
 #include "fsdp/fully_shard.h"
+#include "tests/support_ranks/mesh.h"
 #include "tests/support_ranks/ranks.h"
 
 namespace muster {
@@ -15,7 +16,7 @@ using testing::RankContext;
 using testing::run_ranks;
 
 fsdp::Options options_of(RankContext& ctx) {
-  const auto world = std::shared_ptr<ProcessGroup>(&ctx.group(), [](ProcessGroup*) {});
+  const auto world = testing::world_of(ctx);
   fsdp::Options options;
   options.mesh = DeviceMesh::open(world, {{"fsdp", ctx.world_size()}}, ctx.deadline()).value();
   options.reduce_op = ReduceOp::kSum;

@@ -11,6 +11,7 @@
 #include "core/nn/optim/optimizer.h"
 #include "core/ops/ops.h"
 #include "fsdp/fully_shard.h"
+#include "tests/support_ranks/mesh.h"
 #include "tests/support_ranks/ranks.h"
 
 namespace muster {
@@ -21,11 +22,6 @@ using ::testing::HasSubstr;
 using testing::RankContext;
 using testing::run_ranks;
 using testing::thrown_by;
-
-MeshRef mesh_of(RankContext& ctx, const std::vector<DeviceMesh::Axis>& axes) {
-  const auto world = std::shared_ptr<ProcessGroup>(&ctx.group(), [](ProcessGroup*) {});
-  return DeviceMesh::open(world, axes, ctx.deadline()).value();
-}
 
 LinearOptions square(int64_t n) { return {.in_features = n, .out_features = n, .weight_init = {}}; }
 

@@ -6,6 +6,7 @@
 #include "core/autograd/autograd.h"
 #include "core/ops/ops.h"
 #include "tests/support/matchers.h"
+#include "tests/support_ranks/mesh.h"
 #include "tests/support_ranks/ranks.h"
 #include "train/model_zoo.h"
 #include "train/parallel_model.h"
@@ -65,7 +66,7 @@ struct Passed {
 
 Passed pass(RankContext& ctx, const Setting& setting, bool checkpointed) {
   const Recipe recipe = recipe_of(setting, checkpointed);
-  const auto world = std::shared_ptr<ProcessGroup>(&ctx.group(), [](ProcessGroup*) {});
+  const auto world = testing::world_of(ctx);
   ParallelModel model(recipe, world);
   manual_seed(static_cast<uint64_t>(11 + model.data_rank()));
   std::vector<Microbatch> microbatches;
@@ -161,8 +162,7 @@ TEST(ModelCheckpointMoves, OfSequenceShardsAreRepeated) {
 // Regions in regions on a tensor parallel mesh: every block, and each of its halves.
 TEST(ModelCheckpointMoves, NestedRegionsGiveTheSameBits) {
   run_ranks(2, [](RankContext& ctx) {
-    const auto world = std::shared_ptr<ProcessGroup>(&ctx.group(), [](ProcessGroup*) {});
-    const MeshRef mesh = DeviceMesh::open(world, {{"tp", 2}}, ctx.deadline()).value();
+    const MeshRef mesh = testing::mesh_of(ctx, {{"tp", 2}});
     const auto gradients = [&](bool checkpointed) {
       std::unique_ptr<CausalLm> model;
       {

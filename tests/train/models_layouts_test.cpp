@@ -9,6 +9,7 @@
 #include "core/nn/optim/optimizer.h"
 #include "core/ops/ops.h"
 #include "tests/support/matchers.h"
+#include "tests/support_ranks/mesh.h"
 #include "tests/support_ranks/ranks.h"
 #include "train/model_zoo.h"
 #include "train/parallel_model.h"
@@ -100,7 +101,7 @@ Curve on_mesh(RankContext& ctx, Recipe recipe, const Layout& layout) {
       .pp = layout.pp, .dp_replicate = layout.replicas, .fsdp = layout.fsdp, .tp = layout.tp};
   recipe.tp.sequence_parallel = layout.sequence;
   recipe.pipeline.schedule = layout.schedule;
-  const auto world = std::shared_ptr<ProcessGroup>(&ctx.group(), [](ProcessGroup*) {});
+  const auto world = testing::world_of(ctx);
   ParallelModel model(recipe, world);
   std::vector<NamedTensor> locals;
   for (const fsdp::NamedShard& shard : model.shards()) {

@@ -11,6 +11,7 @@
 #include "core/base/file_system.h"
 #include "core/nn/optim/optimizer.h"
 #include "core/ops/ops.h"
+#include "tests/support_ranks/mesh.h"
 #include "tests/support_ranks/ranks.h"
 #include "train/parallel_model.h"
 
@@ -46,8 +47,7 @@ Microbatch row_of(int64_t row, int64_t step) {
 }
 
 std::unique_ptr<ParallelModel> model_of(RankContext& ctx, const Recipe& recipe) {
-  return std::make_unique<ParallelModel>(
-      recipe, std::shared_ptr<ProcessGroup>(&ctx.group(), [](ProcessGroup*) {}));
+  return std::make_unique<ParallelModel>(recipe, testing::world_of(ctx));
 }
 
 std::vector<NamedTensor> locals_of(const ParallelModel& model) {

@@ -6,6 +6,7 @@
 
 #include "dist/mesh/device_mesh.h"
 #include "tests/dist/group/reported_cases.h"
+#include "tests/support_ranks/mesh.h"
 
 namespace muster {
 namespace {
@@ -41,7 +42,7 @@ TEST_P(ReportedFailures, SumsOf14And15ElementsEndBothRanksWithinASecond) {
 // Reported as pytorch#78022 and #72435: the message lacked the other side and what came before.
 TEST_P(ReportedFailures, AMismatchNamesTheMeshAxisBothSitesAndTheLastCalls) {
   run_ranks(4, [](RankContext& ctx) {
-    const auto world = std::shared_ptr<ProcessGroup>(&ctx.group(), [](ProcessGroup*) {});
+    const auto world = testing::world_of(ctx);
     const auto mesh = DeviceMesh::open(world, {{"dp", 2}, {"tp", 2}}, ctx.deadline()).value();
     ProcessGroup& group = *mesh->group("tp");
     for (int round = 0; round < 9; ++round) group.run(group.barrier());

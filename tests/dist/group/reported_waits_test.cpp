@@ -9,6 +9,7 @@
 
 #include "dist/mesh/device_mesh.h"
 #include "tests/dist/group/reported_cases.h"
+#include "tests/support_ranks/mesh.h"
 
 namespace muster {
 namespace {
@@ -171,7 +172,7 @@ TEST_P(ReportedWaits, AReceiveNamesTheGroupWhereTheSenderWaitsForIt) {
 TEST_P(ReportedWaits, ACircleThroughTwoAxesOfAMeshIsNamedByEveryRank) {
   run_ranks(4, [](RankContext& ctx) {
     const int rank = ctx.group_rank();
-    const auto world = std::shared_ptr<ProcessGroup>(&ctx.group(), [](ProcessGroup*) {});
+    const auto world = testing::world_of(ctx);
     const auto mesh = DeviceMesh::open(world, {{"dp", 2}, {"tp", 2}}, ctx.deadline()).value();
     const bool tp_first = rank == 0 || rank == 3;
     ProcessGroup& first = *mesh->group(tp_first ? "tp" : "dp");
@@ -199,7 +200,7 @@ TEST_P(ReportedWaits, ACircleThroughTwoAxesOfAMeshIsNamedByEveryRank) {
 // The same calls, begun in one order and finished when they are needed, pass.
 TEST_P(ReportedWaits, TwoAxesOverlapWhereAllBeginInOneOrder) {
   run_ranks(4, [](RankContext& ctx) {
-    const auto world = std::shared_ptr<ProcessGroup>(&ctx.group(), [](ProcessGroup*) {});
+    const auto world = testing::world_of(ctx);
     const auto mesh = DeviceMesh::open(world, {{"dp", 2}, {"tp", 2}}, ctx.deadline()).value();
     const bool tp_first = ctx.group_rank() == 0 || ctx.group_rank() == 3;
     for (int round = 0; round < 20; ++round) {

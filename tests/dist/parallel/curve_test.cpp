@@ -8,6 +8,7 @@
 #include "core/ops/ops.h"
 #include "dist/parallel/models.h"
 #include "fsdp/fully_shard.h"
+#include "tests/support_ranks/mesh.h"
 #include "tests/support_ranks/ranks.h"
 
 namespace muster {
@@ -125,9 +126,7 @@ void place(const fsdp::ShardedParam& param, std::vector<double>& whole) {
 
 Curve sharded(RankContext& ctx, const Make& make, DType dtype, const Layout& layout,
               std::map<std::string, std::vector<double>>& together, std::mutex& lock) {
-  const auto world = std::shared_ptr<ProcessGroup>(&ctx.group(), [](ProcessGroup*) {});
-  const MeshRef mesh =
-      DeviceMesh::open(world, {{"fsdp", layout.fsdp}, {"tp", layout.tp}}, ctx.deadline()).value();
+  const MeshRef mesh = testing::mesh_of(ctx, {{"fsdp", layout.fsdp}, {"tp", layout.tp}});
   std::unique_ptr<CausalLm> model;
   {
     const DeviceGuard meta(kMetaDevice);

@@ -9,6 +9,7 @@
 #include "dist/parallel/models.h"
 #include "dist/parallel/vocab.h"
 #include "fsdp/fully_shard.h"
+#include "tests/support_ranks/mesh.h"
 #include "tests/support_ranks/ranks.h"
 
 namespace muster {
@@ -19,10 +20,6 @@ using ::testing::HasSubstr;
 using testing::RankContext;
 using testing::run_ranks;
 
-MeshRef mesh_of(RankContext& ctx, std::vector<DeviceMesh::Axis> axes) {
-  const auto world = std::shared_ptr<ProcessGroup>(&ctx.group(), [](ProcessGroup*) {});
-  return DeviceMesh::open(world, std::move(axes), ctx.deadline()).value();
-}
 MeshRef line(RankContext& ctx) { return mesh_of(ctx, {{"tp", ctx.world_size()}}); }
 
 class Mlp final : public Module {

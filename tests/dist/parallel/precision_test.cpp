@@ -4,6 +4,7 @@
 #include "core/ops/ops.h"
 #include "dist/parallel/models.h"
 #include "fsdp/fully_shard.h"
+#include "tests/support_ranks/mesh.h"
 #include "tests/support_ranks/ranks.h"
 
 namespace muster {
@@ -28,8 +29,7 @@ struct Sharded {
 };
 
 Sharded shard(RankContext& ctx, bool sequence, const fsdp::MixedPrecision& precision) {
-  const auto world = std::shared_ptr<ProcessGroup>(&ctx.group(), [](ProcessGroup*) {});
-  const MeshRef mesh = DeviceMesh::open(world, {{"fsdp", 2}, {"tp", 2}}, ctx.deadline()).value();
+  const MeshRef mesh = testing::mesh_of(ctx, {{"fsdp", 2}, {"tp", 2}});
   auto model = std::make_unique<Gpt>(config());
   model->reset_parameters(3);
   parallel::parallelize(*model, mesh->slice({"tp"}), {.sequence_parallel = sequence});

@@ -7,6 +7,7 @@
 #include "dist/parallel/models.h"
 #include "tests/fsdp/recorded_optimizer.h"
 #include "tests/support/golden_case.h"
+#include "tests/support_ranks/mesh.h"
 #include "tests/support_ranks/ranks.h"
 
 namespace muster {
@@ -77,7 +78,7 @@ struct Layout {
 void follow(RankContext& ctx, const Recorded& recorded, const Layout& layout) {
   const GoldenFile& golden = GoldenFile::load("models/" + recorded.name);
   const Json& train = golden.find("train");
-  const auto world = std::shared_ptr<ProcessGroup>(&ctx.group(), [](ProcessGroup*) {});
+  const auto world = testing::world_of(ctx);
   const MeshRef mesh =
       DeviceMesh::open(world,
                        {{"replicate", layout.replicas}, {"fsdp", layout.fsdp}, {"tp", layout.tp}},

@@ -3,6 +3,7 @@
 #include "core/autograd/autograd.h"
 #include "core/ops/ops.h"
 #include "dist/parallel/models.h"
+#include "tests/support_ranks/mesh.h"
 #include "tests/support_ranks/ranks.h"
 
 namespace muster {
@@ -18,7 +19,7 @@ struct Job {
 
 Job open_job(RankContext& ctx, bool sequence) {
   Job job;
-  const auto world = std::shared_ptr<ProcessGroup>(&ctx.group(), [](ProcessGroup*) {});
+  const auto world = testing::world_of(ctx);
   job.mesh = DeviceMesh::open(world, {{"fsdp", 2}, {"tp", 2}}, ctx.deadline()).value();
   job.model = std::make_unique<Gpt>(
       GptConfig{.vocab_size = 11, .max_positions = 4, .dim = 8, .layers = 1, .heads = 2});

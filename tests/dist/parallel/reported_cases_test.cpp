@@ -6,17 +6,13 @@
 #include "dist/parallel/models.h"
 #include "fsdp/fully_shard.h"
 #include "fsdp/replicas.h"
+#include "tests/support_ranks/mesh.h"
 #include "tests/support_ranks/ranks.h"
 
 namespace muster {
 namespace {
 using testing::RankContext;
 using testing::run_ranks;
-
-MeshRef mesh_of(RankContext& ctx, std::vector<DeviceMesh::Axis> axes) {
-  const auto world = std::shared_ptr<ProcessGroup>(&ctx.group(), [](ProcessGroup*) {});
-  return DeviceMesh::open(world, std::move(axes), ctx.deadline()).value();
-}
 
 std::unique_ptr<Llama> llama_of(const LlamaConfig& config) {
   auto model = std::make_unique<Llama>(config);

@@ -11,6 +11,7 @@
 #include "fsdp/fully_shard.h"
 #include "tests/support/golden_case.h"
 #include "tests/support/golden_close.h"
+#include "tests/support_ranks/mesh.h"
 #include "tests/support_ranks/ranks.h"
 
 namespace muster {
@@ -258,11 +259,6 @@ void run_plan(RankContext& ctx, const MeshRef& axis, const PlanCase& plan_case, 
   if (row.contains("error")) return;  // uneven pieces fail there
   EXPECT_EQ(forward, recorded(row["comm_forward"]));
   EXPECT_EQ(back, recorded(row["comm_backward"]));
-}
-
-MeshRef mesh_of(RankContext& ctx, std::vector<DeviceMesh::Axis> axes) {
-  const auto world = std::shared_ptr<ProcessGroup>(&ctx.group(), [](ProcessGroup*) {});
-  return DeviceMesh::open(world, std::move(axes), ctx.deadline()).value();
 }
 
 class TpGolden : public ::testing::TestWithParam<int> {};

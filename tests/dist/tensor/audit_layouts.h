@@ -4,7 +4,9 @@
 #include <functional>
 #include <vector>
 
+#include "core/ops/op_registry.h"
 #include "dist/tensor/dtensor.h"
+#include "tests/support_ranks/mesh.h"
 
 namespace muster::testing {
 
@@ -31,5 +33,22 @@ Tensor audit_placed(const Tensor& x, const MeshRef& mesh, const std::vector<Plac
 
 /// Sizes, dtypes and values are equal, values to nine digits; a nan equals a nan.
 bool same_values(const Tensor& a, const Tensor& b);
+
+/// Runs `audit_op(op, mesh, audit)` for every operator on every rank of a mesh; what rank 0 found.
+template <typename Audit, typename AuditOp>
+Audit audit_every_op(const std::vector<DeviceMesh::Axis>& axes, AuditOp audit_op) {
+  int world = 1;
+  for (const DeviceMesh::Axis& axis : axes) world *= axis.size;
+  std::vector<Audit> audits(static_cast<size_t>(world));
+  run_ranks(
+      world,
+      [&](RankContext& ctx) {
+        const MeshRef mesh = mesh_of(ctx, axes);
+        Audit& own = audits[static_cast<size_t>(ctx.group_rank())];
+        for (const auto& op : ops::all_ops().all()) audit_op(*op, mesh, own);
+      },
+      240s);
+  return std::move(audits[0]);
+}
 
 }  // namespace muster::testing

@@ -1,6 +1,7 @@
 #include "dist/mesh/device_mesh.h"
 
 #include "dist/backend/fake/fake_backend.h"
+#include "tests/support_ranks/mesh.h"
 #include "tests/support_ranks/ranks.h"
 
 namespace muster {
@@ -57,8 +58,7 @@ TEST(DeviceMesh, RefusesWrongSizesAndNames) {
 
 TEST(DeviceMesh, AxesOfRealRanksReduceOnTheirOwn) {
   testing::run_ranks(4, [](testing::RankContext& ctx) {
-    const auto world = std::shared_ptr<ProcessGroup>(&ctx.group(), [](ProcessGroup*) {});
-    const MeshRef mesh = DeviceMesh::open(world, {{"dp", 2}, {"tp", 2}}, ctx.deadline()).value();
+    const MeshRef mesh = testing::mesh_of(ctx, {{"dp", 2}, {"tp", 2}});
     const Tensor x = empty_from_spec(TensorSpec::contiguous({1}, DType::kI64));
     *x.data<int64_t>() = ctx.group_rank();
     mesh->group("tp")->run(mesh->group("tp")->all_reduce(x));

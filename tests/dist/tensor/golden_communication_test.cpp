@@ -9,6 +9,7 @@
 #include "dist/tensor/redistribute.h"
 #include "tests/dist/tensor/golden_op_calls.h"
 #include "tests/support/golden_case.h"
+#include "tests/support_ranks/mesh.h"
 #include "tests/support_ranks/ranks.h"
 
 namespace muster {
@@ -129,8 +130,7 @@ TEST(DTensorGolden, ResultsLieAndCommunicateAsRecordedOrAsKnown) {
   testing::run_ranks(
       2,
       [&](testing::RankContext& ctx) {
-        const auto world = std::shared_ptr<ProcessGroup>(&ctx.group(), [](ProcessGroup*) {});
-        const MeshRef mesh = DeviceMesh::open(world, {{"x", 2}}, ctx.deadline()).value();
+        const MeshRef mesh = testing::mesh_of(ctx, {{"x", 2}});
         Tally& tally = tallies[static_cast<size_t>(ctx.group_rank())];
         for (const Json& golden : testing::GoldenFile::load("parallel/dtensor_ops").cases()) {
           if (golden.contains("table")) run_case(golden, mesh, tally);

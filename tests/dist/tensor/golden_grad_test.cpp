@@ -6,6 +6,7 @@
 #include "dist/tensor/redistribute.h"
 #include "tests/support/golden_case.h"
 #include "tests/support/golden_close.h"
+#include "tests/support_ranks/mesh.h"
 #include "tests/support_ranks/ranks.h"
 
 namespace muster {
@@ -173,8 +174,7 @@ class Case {
 TEST(DTensorGolden, GradientsLieWhereTheBorderSays) {
   int checked = 0;
   testing::run_ranks(2, [&](testing::RankContext& ctx) {
-    const auto world = std::shared_ptr<ProcessGroup>(&ctx.group(), [](ProcessGroup*) {});
-    const MeshRef mesh = DeviceMesh::open(world, {{"x", 2}}, ctx.deadline()).value();
+    const MeshRef mesh = testing::mesh_of(ctx, {{"x", 2}});
     for (const Json& golden : golden_file().cases()) {
       // Refused cases have no values; they are of the same tensor as the others.
       Json whole = golden;

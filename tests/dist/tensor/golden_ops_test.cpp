@@ -9,6 +9,7 @@
 #include "tests/dist/tensor/golden_op_calls.h"
 #include "tests/support/golden_case.h"
 #include "tests/support/golden_close.h"
+#include "tests/support_ranks/mesh.h"
 #include "tests/support_ranks/ranks.h"
 
 namespace muster {
@@ -94,8 +95,7 @@ TEST(DTensorGolden, OperatorsGiveDenseValuesAndGradientsInEveryLayout) {
   testing::run_ranks(
       2,
       [&](testing::RankContext& ctx) {
-        const auto world = std::shared_ptr<ProcessGroup>(&ctx.group(), [](ProcessGroup*) {});
-        const MeshRef mesh = DeviceMesh::open(world, {{"x", 2}}, ctx.deadline()).value();
+        const MeshRef mesh = testing::mesh_of(ctx, {{"x", 2}});
         Tally& tally = tallies[static_cast<size_t>(ctx.group_rank())];
         for (const Json& golden : testing::GoldenFile::load("parallel/dtensor_ops").cases()) {
           if (!golden.contains("table")) continue;
@@ -121,8 +121,7 @@ TEST(DTensorGolden, OperatorsGiveDenseValuesAndGradientsInEveryLayout) {
 // D4, D7: a number beside an open sum counts once; what is written in place is what is said.
 TEST(DTensorGolden, NumbersBesideAnOpenSumCountOnce) {
   testing::run_ranks(2, [](testing::RankContext& ctx) {
-    const auto world = std::shared_ptr<ProcessGroup>(&ctx.group(), [](ProcessGroup*) {});
-    const MeshRef mesh = DeviceMesh::open(world, {{"x", 2}}, ctx.deadline()).value();
+    const MeshRef mesh = testing::mesh_of(ctx, {{"x", 2}});
     const Tensor ten = distribute_tensor(to(arange(10), DType::kF64), mesh, {Placement::shard(0)});
     const Tensor total = sum(ten);
     EXPECT_TRUE(dtensor_spec(total).placements[0].is_partial());
@@ -147,8 +146,7 @@ TEST(DTensorGolden, NumbersBesideAnOpenSumCountOnce) {
 // D12: the message says what lies beside what, and what to do.
 TEST(DTensorGolden, PlainTensorsBesideDTensorsAreRefusedByName) {
   testing::run_ranks(2, [](testing::RankContext& ctx) {
-    const auto world = std::shared_ptr<ProcessGroup>(&ctx.group(), [](ProcessGroup*) {});
-    const MeshRef mesh = DeviceMesh::open(world, {{"x", 2}}, ctx.deadline()).value();
+    const MeshRef mesh = testing::mesh_of(ctx, {{"x", 2}});
     const Tensor d = distribute_tensor(ones({6, 4}), mesh, {Placement::shard(0)});
     const auto is_told = ::testing::AllOf(::testing::HasSubstr("argument"),
                                           ::testing::HasSubstr("plain tensor f32[6, 4]"),

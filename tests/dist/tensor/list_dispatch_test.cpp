@@ -12,6 +12,7 @@
 #include "core/ops/ops.h"
 #include "core/ops/optimizer.h"
 #include "dist/tensor/redistribute.h"
+#include "tests/support_ranks/mesh.h"
 #include "tests/support_ranks/ranks.h"
 
 namespace muster {
@@ -22,10 +23,6 @@ constexpr Placement kR = Placement::replicate();
 constexpr Placement kP = Placement::partial();
 constexpr Placement s(int32_t dim) { return Placement::shard(dim); }
 
-MeshRef mesh_of(testing::RankContext& ctx, std::vector<DeviceMesh::Axis> axes) {
-  const auto world = std::shared_ptr<ProcessGroup>(&ctx.group(), [](ProcessGroup*) {});
-  return DeviceMesh::open(world, std::move(axes), ctx.deadline()).value();
-}
 MeshRef line(testing::RankContext& ctx) { return mesh_of(ctx, {{"tp", ctx.world_size()}}); }
 
 Tensor wave(Dims sizes, double step) {

@@ -7,6 +7,7 @@
 #include "dist/mesh/device_mesh.h"
 #include "tests/support/golden_case.h"
 #include "tests/support/matchers.h"
+#include "tests/support_ranks/mesh.h"
 #include "tests/support_ranks/ranks.h"
 
 namespace muster {
@@ -229,7 +230,7 @@ TEST(DeviceMesh, UnflattenRefusesWrongSizesAndNamesTwice) {
 // Two views of one world, as experts beside data and tensor parallel axes are laid out.
 TEST(DeviceMesh, ViewsOfOneWorldReduceOnTheirOwnAxes) {
   testing::run_ranks(4, [](testing::RankContext& ctx) {
-    const auto world = std::shared_ptr<ProcessGroup>(&ctx.group(), [](ProcessGroup*) {});
+    const auto world = testing::world_of(ctx);
     const MeshRef root = DeviceMesh::open(world, {{"world", 4}}, ctx.deadline()).value();
     const MeshRef dense = root->unflatten("world", {{"dp", 2}, {"tp", 2}}, ctx.deadline()).value();
     const MeshRef experts = root->unflatten("world", {{"ep", 4}}, ctx.deadline()).value();

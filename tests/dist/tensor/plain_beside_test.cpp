@@ -6,6 +6,7 @@
 #include "dist/tensor/dtensor_dispatch.h"
 #include "dist/tensor/local_shard.h"
 #include "dist/tensor/redistribute.h"
+#include "tests/support_ranks/mesh.h"
 #include "tests/support_ranks/ranks.h"
 
 namespace muster {
@@ -16,7 +17,7 @@ constexpr Placement kR = Placement::replicate();
 constexpr Placement s(int32_t dim) { return Placement::shard(dim); }
 
 MeshRef line(testing::RankContext& ctx) {
-  const auto world = std::shared_ptr<ProcessGroup>(&ctx.group(), [](ProcessGroup*) {});
+  const auto world = testing::world_of(ctx);
   return DeviceMesh::open(world, {{"tp", ctx.world_size()}}, ctx.deadline()).value();
 }
 std::vector<double> values_of(const Tensor& x) {

@@ -5,6 +5,7 @@
 #include "core/ops/attention/sdpa.h"
 #include "core/ops/ops.h"
 #include "dist/tensor/redistribute.h"
+#include "tests/support_ranks/mesh.h"
 #include "tests/support_ranks/ranks.h"
 
 namespace muster {
@@ -41,8 +42,7 @@ void expect_same_in_every_layout(const std::string& name, Dims sizes, DType dtyp
     int world = 1;
     for (const DeviceMesh::Axis& axis : layout.axes) world *= axis.size;
     testing::run_ranks(world, [&](testing::RankContext& ctx) {
-      const auto group = std::shared_ptr<ProcessGroup>(&ctx.group(), [](ProcessGroup*) {});
-      const MeshRef mesh = DeviceMesh::open(group, layout.axes, ctx.deadline()).value();
+      const MeshRef mesh = testing::mesh_of(ctx, layout.axes);
       for (const Placements& placements : layout.placements) {
         manual_seed(11);
         const Tensor actual =
@@ -79,8 +79,7 @@ TEST(RandomLayout, InitialParametersAreThoseOfOneProcess) {
     int world = 1;
     for (const DeviceMesh::Axis& axis : layout.axes) world *= axis.size;
     testing::run_ranks(world, [&](testing::RankContext& ctx) {
-      const auto group = std::shared_ptr<ProcessGroup>(&ctx.group(), [](ProcessGroup*) {});
-      const MeshRef mesh = DeviceMesh::open(group, layout.axes, ctx.deadline()).value();
+      const MeshRef mesh = testing::mesh_of(ctx, layout.axes);
       for (const Placements& placements : layout.placements) {
         Linear cut({.in_features = 3, .out_features = 5});
         for (const TensorSlot& slot : cut.parameter_slots()) {

@@ -7,6 +7,7 @@
 #include "dist/tensor/redistribute_plan.h"
 #include "tests/support/golden_case.h"
 #include "tests/support/golden_close.h"
+#include "tests/support_ranks/mesh.h"
 #include "tests/support_ranks/ranks.h"
 
 namespace muster {
@@ -17,10 +18,6 @@ constexpr Placement kR = Placement::replicate();
 constexpr Placement kP = Placement::partial();
 constexpr Placement s(int32_t dim) { return Placement::shard(dim); }
 
-MeshRef mesh_of(testing::RankContext& ctx, std::vector<DeviceMesh::Axis> axes) {
-  const auto world = std::shared_ptr<ProcessGroup>(&ctx.group(), [](ProcessGroup*) {});
-  return DeviceMesh::open(world, std::move(axes), ctx.deadline()).value();
-}
 MeshRef line(testing::RankContext& ctx) { return mesh_of(ctx, {{"tp", ctx.world_size()}}); }
 
 void expect_same(const Tensor& actual, const Tensor& expected, const std::string& what = "") {

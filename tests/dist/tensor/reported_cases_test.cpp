@@ -3,6 +3,7 @@
 #include "core/ops/ops.h"
 #include "dist/tensor/dtensor_dispatch.h"
 #include "dist/tensor/redistribute.h"
+#include "tests/support_ranks/mesh.h"
 #include "tests/support_ranks/ranks.h"
 
 namespace muster {
@@ -11,10 +12,6 @@ using Placements = std::vector<Placement>;
 constexpr Placement kR = Placement::replicate();
 constexpr Placement s(int32_t dim) { return Placement::shard(dim); }
 
-MeshRef mesh_of(testing::RankContext& ctx, std::vector<DeviceMesh::Axis> axes) {
-  const auto world = std::shared_ptr<ProcessGroup>(&ctx.group(), [](ProcessGroup*) {});
-  return DeviceMesh::open(world, std::move(axes), ctx.deadline()).value();
-}
 MeshRef line(testing::RankContext& ctx) { return mesh_of(ctx, {{"tp", ctx.world_size()}}); }
 
 std::vector<double> values_of(const Tensor& x) {

@@ -110,22 +110,10 @@ bool is_expected_refusal(const std::string& line) {
 
 void audit_all(const std::vector<DeviceMesh::Axis>& axes, const AuditChoices& choices,
                int64_t at_least) {
-  int world = 1;
-  for (const DeviceMesh::Axis& axis : axes) world *= axis.size;
-  std::vector<Audit> audits(static_cast<size_t>(world));
-  testing::run_ranks(
-      world,
-      [&](testing::RankContext& ctx) {
-        const auto group = std::shared_ptr<ProcessGroup>(&ctx.group(), [](ProcessGroup*) {});
-        const MeshRef mesh = DeviceMesh::open(group, axes, ctx.deadline()).value();
-        for (const auto& op : ops::all_ops().all()) {
-          if (is_comparable(*op)) {
-            audit_op(*op, mesh, choices, audits[static_cast<size_t>(ctx.group_rank())]);
-          }
-        }
-      },
-      240s);
-  const Audit& audit = audits[0];
+  const auto audit =
+      testing::audit_every_op<Audit>(axes, [&](const Op& op, const MeshRef& mesh, Audit& own) {
+        if (is_comparable(op)) audit_op(op, mesh, choices, own);
+      });
   EXPECT_GT(audit.agreed, at_least);
   for (const std::string& line : audit.wrong) ADD_FAILURE() << line;
   for (const auto& [line, count] : audit.refused) {

@@ -115,23 +115,12 @@ void audit_op(const Op& op, const MeshRef& mesh, const AuditChoices& choices, Au
 
 void audit_all(const std::vector<DeviceMesh::Axis>& axes, const AuditChoices& choices,
                int64_t at_least) {
-  int world = 1;
-  for (const DeviceMesh::Axis& axis : axes) world *= axis.size;
-  std::vector<Audit> audits(static_cast<size_t>(world));
-  testing::run_ranks(
-      world,
-      [&](testing::RankContext& ctx) {
-        const auto group = std::shared_ptr<ProcessGroup>(&ctx.group(), [](ProcessGroup*) {});
-        const MeshRef mesh = DeviceMesh::open(group, axes, ctx.deadline()).value();
-        for (const auto& op : ops::all_ops().all()) {
-          if (is_comparable(*op)) {
-            audit_op(*op, mesh, choices, audits[static_cast<size_t>(ctx.group_rank())]);
-          }
-        }
-      },
-      240s);
-  EXPECT_GT(audits[0].agreed, at_least);
-  for (const std::string& line : audits[0].wrong) ADD_FAILURE() << line;
+  const auto audit =
+      testing::audit_every_op<Audit>(axes, [&](const Op& op, const MeshRef& mesh, Audit& own) {
+        if (is_comparable(op)) audit_op(op, mesh, choices, own);
+      });
+  EXPECT_GT(audit.agreed, at_least);
+  for (const std::string& line : audit.wrong) ADD_FAILURE() << line;
 }
 
 TEST(ShardRuleGradients, AgreeWithOneProcessOnThreeRanks) {

@@ -3,6 +3,7 @@
 #include "core/ops/attention/sdpa.h"
 #include "core/ops/ops.h"
 #include "dist/tensor/redistribute.h"
+#include "tests/support_ranks/mesh.h"
 #include "tests/support_ranks/ranks.h"
 
 namespace muster {
@@ -11,7 +12,7 @@ constexpr Placement kR = Placement::replicate();
 constexpr Placement s(int32_t dim) { return Placement::shard(dim); }
 
 MeshRef line(testing::RankContext& ctx) {
-  const auto world = std::shared_ptr<ProcessGroup>(&ctx.group(), [](ProcessGroup*) {});
+  const auto world = testing::world_of(ctx);
   return DeviceMesh::open(world, {{"tp", ctx.world_size()}}, ctx.deadline()).value();
 }
 
@@ -145,8 +146,7 @@ TEST(SdpaLayout, HeadsCutByTwoAxesGiveTheDenseValues) {
     options.enable_gqa = true;
     const Tensor expected = scaled_dot_product_attention(q, k, k, options);
     testing::run_ranks(4, [&](testing::RankContext& ctx) {
-      const auto world = std::shared_ptr<ProcessGroup>(&ctx.group(), [](ProcessGroup*) {});
-      const MeshRef mesh = DeviceMesh::open(world, {{"a", 2}, {"b", 2}}, ctx.deadline()).value();
+      const MeshRef mesh = testing::mesh_of(ctx, {{"a", 2}, {"b", 2}});
       const std::vector<std::vector<Placement>> layouts = {
           {s(1), s(1)}, {kR, s(1)}, {s(1), kR}, {s(0), s(1)}, {kR, kR}};
       for (const auto& of_q : layouts) {
